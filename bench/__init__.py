@@ -1,0 +1,1 @@
+"""The harness: specification in, record out, verdict on records."""

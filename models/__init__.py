@@ -1,0 +1,1 @@
+"""The networks: pure torch.nn, one file per family, shared layers beside them."""

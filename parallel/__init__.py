@@ -1,0 +1,1 @@
+"""How a network is laid out over devices: one file per kind of parallelism."""

@@ -1,0 +1,1 @@
+"""Records and traces in; tables, figures and pages out. Never imports torch."""

@@ -1,0 +1,1 @@
+"""What is benchmarked: typed recipes, data sources, suites and published reference results."""

@@ -25,7 +25,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of the record's parts: frozen, keyword-only, unknown fields refused."""
 
 
-class WorkloadSection(Section):
+class WorkloadSection(Section, frozen=True, kw_only=True):
     """What was computed. ``sequence_length`` in tokens, ``global_batch_size`` in sequences."""
 
     name: str
@@ -37,7 +37,7 @@ class WorkloadSection(Section):
     data: dict[str, Scalar]
 
 
-class ModelSection(Section):
+class ModelSection(Section, frozen=True, kw_only=True):
     """The network. Parameter counts are exact and derived from the configuration."""
 
     family: str
@@ -46,14 +46,14 @@ class ModelSection(Section):
     config: dict[str, Any]
 
 
-class FlopsSection(Section):
+class FlopsSection(Section, frozen=True, kw_only=True):
     """Model FLOPs per token (forward and backward, no recomputation) in both conventions."""
 
     per_token: dict[str, float]
     terms: dict[str, dict[str, float]]
 
 
-class HardwareSection(Section):
+class HardwareSection(Section, frozen=True, kw_only=True):
     """The devices. Peaks are dense TFLOPS per device and dtype; ``peak_source`` says whence."""
 
     device: str
@@ -64,7 +64,7 @@ class HardwareSection(Section):
     details: dict[str, Scalar] = {}
 
 
-class MetricValue(Section):
+class MetricValue(Section, frozen=True, kw_only=True):
     """One metric: a finite value with its unit, or no value and the reason in ``invalid``."""
 
     value: float | None
@@ -74,7 +74,7 @@ class MetricValue(Section):
     details: dict[str, Scalar] = {}
 
 
-class Failure(Section):
+class Failure(Section, frozen=True, kw_only=True):
     """Why a run did not succeed: the earliest failing rank and its own error."""
 
     rank: int | None
@@ -82,7 +82,7 @@ class Failure(Section):
     hint: str = ""
 
 
-class RunRecord(Section):
+class RunRecord(Section, frozen=True, kw_only=True):
     """The whole record; see the module docstring and ``docs/architecture.md``."""
 
     schema: int = SCHEMA_VERSION

@@ -1,14 +1,19 @@
 """Specifications: what to run and how to measure it, from YAML and the command line."""
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 import yaml
 
 from bench.errors import UsageError
+from bench.record import require_finite, write_atomic
 
+JOB_FILE = "job.json"
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -47,6 +52,16 @@ class SuiteSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     runs: list[RunSpec]
 
 
+def write_job(run_folder: Path, spec: RunSpec) -> None:
+    """Write the specification into the run's folder, where every rank reads it."""
+    write_atomic(run_folder / JOB_FILE, msgspec.json.encode(spec))
+
+
+def read_job(run_folder: Path) -> RunSpec:
+    """Return the specification that the launcher wrote."""
+    return msgspec.json.decode((run_folder / JOB_FILE).read_bytes(), type=RunSpec)
+
+
 def read_suite(path: Path) -> SuiteSpec:
     """Read a suite; ``defaults`` in the file are taken by every run that does not say otherwise.
 
@@ -71,48 +86,76 @@ def read_suite(path: Path) -> SuiteSpec:
         raise UsageError(f"suite {path}: {error}") from error
 
 
-def parse_override(text: str) -> tuple[list[str], Any]:
-    """Split ``a.b=c`` into its path and its YAML value."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise UsageError(f"--set {text}: expected KEY=VALUE", hint="for example --set plan.ep=2")
-    return key.strip().split("."), yaml.safe_load(value) if value else ""
-
-
-def override(struct: msgspec.Struct, path: list[str], value: Any, *, key: str) -> Any:
-    """Return ``struct`` with the field at ``path`` replaced.
+def parse_overrides(texts: list[str]) -> dict[str, Any]:
+    """Return the YAML values of ``a.b=c`` by their keys; of equal keys the last counts.
 
     Raises:
-        UsageError: on an unknown field (the nearest known one is named) or a value that does
-            not fit; ``key`` is how the user wrote it.
+        UsageError: if one has no key, is no YAML, or is not finite.
     """
-    name, *rest = path
-    fields = struct.__struct_fields__
-    if name not in fields:
-        raise UsageError(f"unknown key {key}", hint=nearest(name, fields, what="keys here"))
-    current = getattr(struct, name)
-    if rest and not isinstance(current, msgspec.Struct):
-        raise UsageError(f"unknown key {key}", hint=f"{name} has no parts")
-    if not rest and isinstance(current, msgspec.Struct):
-        raise UsageError(
-            f"{key} is a group", hint=f"set one of {', '.join(current.__struct_fields__)} in it"
-        )
-    new = override(current, rest, value, key=key) if rest else _convert(struct, name, value, key)
+    return dict(_parse_override(text) for text in texts)
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
+    key, equals, value_text = text.partition("=")
+    if not equals or not key.strip():
+        raise UsageError(f"--set {text}: expected KEY=VALUE", hint="for example --set plan.ep=2")
     try:
-        return msgspec.structs.replace(struct, **{name: new})
+        value = yaml.safe_load(value_text) if value_text else ""
+        require_finite(value, key.strip())
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"--set {text}: {' '.join(str(error).split())}") from error
+    return key.strip(), value
+
+
+def override(struct: Struct, changes: dict[str, Any], *, prefix: str = "") -> Struct:
+    """Return ``struct`` with the fields at the dotted keys of ``changes`` replaced, all at once.
+
+    ``prefix`` is what the user writes before these keys, for the messages.
+
+    Raises:
+        UsageError: on an unknown field (the nearest known one is named), a value that does not
+            fit, or values that do not fit each other.
+    """
+    groups: dict[str, dict[str, Any]] = {}
+    for key, value in changes.items():
+        name, _, rest = key.partition(".")
+        groups.setdefault(name, {})[rest] = value
+    new = {name: _new_value(struct, name, parts, prefix) for name, parts in groups.items()}
+    try:
+        return msgspec.structs.replace(struct, **new)
     except ValueError as error:
-        raise UsageError(f"--set {key}={value}: {error}") from error
+        raise UsageError(f"--set {prefix}{', '.join(groups)}: {error}") from error
 
 
-def _convert(struct: msgspec.Struct, name: str, value: Any, key: str) -> Any:
-    hint = next(f.type for f in msgspec.structs.fields(struct) if f.name == name)
+def _new_value(struct: msgspec.Struct, name: str, parts: dict[str, Any], prefix: str) -> Any:
+    """Return the new value of one field: ``parts`` has its own key as "", or keys inside it."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    key = prefix + name
+    if name not in fields:
+        known = [prefix + field for field in fields]
+        raise UsageError(f"unknown key {key}", hint=nearest(key, known, what="known keys"))
+    current = getattr(struct, name)
+    if not isinstance(current, msgspec.Struct):
+        if "" not in parts or len(parts) > 1:
+            raise UsageError(f"unknown key {key}.{max(parts)}", hint=f"{key} has no parts")
+        return _convert(parts[""], fields[name], key)
+    if "" in parts:
+        inside = ", ".join(current.__struct_fields__)
+        raise UsageError(f"{key} is a group", hint=f"set one of {inside} in it")
+    return override(current, parts, prefix=f"{key}.")
+
+
+def _convert(value: Any, kind: Any, key: str) -> Any:
+    """Return the value as the field's type; text is read as a number where one is wanted."""
     try:
-        return msgspec.convert(value, hint)
+        return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"--set {key}={value}: {error}") from error
+        options = [str(option) for option in get_args(kind)] if get_origin(kind) is Literal else []
+        hint = nearest(str(value), options, what="one of") if options else ""
+        raise UsageError(f"--set {key}={value}: {error}", hint=hint) from error
 
 
-def nearest(name: str, known: tuple[str, ...] | list[str], *, what: str) -> str:
+def nearest(name: str, known: Sequence[str], *, what: str) -> str:
     """Return a hint that names the known word nearest to ``name``, or all of them."""
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}?" if close else f"{what}: {', '.join(known)}"

@@ -1,0 +1,1 @@
+"""Launchers: how the ranks of a run are started, watched and ended."""

@@ -85,7 +85,7 @@ def test_muse_spark_mfu_is_against_the_bf16_peak_of_a_gb300():
 
     mfu = 100 * row["model_tflops_per_device"]["value"] / 2500
 
-    assert row["mfu"] == {"value": 37.17, "convention": "full", "peak_dtype": "bfloat16"}
+    assert row["mfu"] == {"value": 37.17, "convention": "full", "peak_dtype": "bf16"}
     assert mfu == pytest.approx(37.17, abs=0.005)
 
 

@@ -1,0 +1,91 @@
+"""Memory: the allocator's peak on CUDA, live tensor bytes and resident set size anywhere."""
+
+import weakref
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+
+class TensorBytes:
+    """Tracks the bytes of every live storage from the given tensors on, and their peak.
+
+    A context manager around the observed step: FSDP frees and refills storages by resizing
+    them, which no operator shows, so resizing is watched while it is open.
+    """
+
+    def __init__(self, standing: Iterable[torch.Tensor]) -> None:
+        self._bytes: dict[int, int] = {}
+        self._total = 0
+        self._peak = 0
+        self._resize = torch.UntypedStorage.resize_
+        for tensor in standing:
+            self._note(tensor.untyped_storage())
+        self.standing_bytes = self._total
+
+    def __enter__(self) -> Self:
+        original, note = self._resize, self._note
+
+        def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+            result = original(storage, size)
+            note(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign,assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def see(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> None:
+        """Note the storages of the operator's results."""
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, torch.Tensor):
+                self._note(leaf.untyped_storage())
+
+    def report(self) -> dict[str, int]:
+        """Return the peak and what stood before the step, in bytes."""
+        return {"peak_tensor_bytes": self._peak, "standing_tensor_bytes": self.standing_bytes}
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key = id(storage)
+        if key not in self._bytes:
+            weakref.finalize(storage, self._forget, key)
+            self._bytes[key] = 0
+        size = storage.nbytes()
+        self._total += size - self._bytes[key]
+        self._bytes[key] = size
+        self._peak = max(self._peak, self._total)
+
+    def _forget(self, key: int) -> None:
+        self._total -= self._bytes.pop(key, 0)
+
+
+class AllocatorPeak:
+    """The CUDA caching allocator's peaks between start and stop; nothing on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
+
+    def start(self) -> None:
+        """Forget earlier peaks."""
+        if self._device is not None:
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def report(self) -> dict[str, int]:
+        """Return allocated and reserved peaks in bytes, or nothing on a CPU."""
+        if self._device is None:
+            return {}
+        return {
+            "peak_memory_allocated_bytes": torch.cuda.max_memory_allocated(self._device),
+            "peak_memory_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
+        }
+
+
+def peak_rss_bytes() -> int:
+    """Return the peak resident set size of this process in bytes (VmHWM of Linux)."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024

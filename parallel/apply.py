@@ -1,0 +1,43 @@
+"""Laying a model out over devices: every kind of parallelism, in its one fixed order."""
+
+import torch
+
+from models.protocol import LanguageModel
+from parallel.compile import compile_model
+from parallel.expert import spread_experts
+from parallel.fsdp import shard
+from parallel.mesh import Meshes
+from parallel.plan import ParallelPlan
+from parallel.remat import rematerialize
+
+
+def parallelize(
+    model: LanguageModel,
+    plan: ParallelPlan,
+    meshes: Meshes,
+    *,
+    compute_dtype: torch.dtype,
+    reduce_dtype: torch.dtype,
+    quantization: str,
+) -> None:
+    """Lay out a meta-device ``model`` in place; its parameters become sharded DTensors.
+
+    Expert parallelism, quantization, rematerialization, compilation and sharding, in this
+    order: each works on what the ones before it left.
+    """
+    if meshes.expert_parallel is not None:
+        spread_experts(model, meshes.expert_parallel)
+    if quantization == "mxfp8":
+        # Imported here: torchao costs every rank seconds that other precisions do not owe.
+        from parallel.quantization import quantize
+
+        quantize(model)
+    rematerialize(model, plan.remat)
+    compile_model(model, plan.compile)
+    shard(
+        model,
+        meshes,
+        compute_dtype=compute_dtype,
+        reduce_dtype=reduce_dtype,
+        reshard_after_forward=plan.reshard_after_forward,
+    )

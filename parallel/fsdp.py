@@ -1,0 +1,48 @@
+"""Sharded data parallelism: FSDP2 over every block, with gradients that are sums."""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from parallel.mesh import Meshes
+from models.protocol import LanguageModel
+
+
+def shard(
+    model: LanguageModel,
+    meshes: Meshes,
+    *,
+    compute_dtype: torch.dtype,
+    reduce_dtype: torch.dtype,
+    reshard_after_forward: bool,
+) -> None:
+    """Shard ``model`` in place: its experts over their own mesh, its blocks, then the root.
+
+    Gradients are summed over the data ranks, never averaged: the trainer divides by the number
+    of targets of the whole step, which is the only exact mean when ranks differ in targets.
+    """
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False
+    )
+
+    def wrap(module: nn.Module, mesh: DeviceMesh, *, reshard: bool) -> None:
+        wrapped = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        sum_gradients(wrapped)
+
+    if meshes.expert_parallel is not None:
+        for _, moe in model.moe_layers():
+            wrap(moe.experts, meshes.experts, reshard=reshard_after_forward)
+    for _, block in model.blocks():
+        wrap(block, meshes.dense, reshard=reshard_after_forward)
+    # The root holds embedding, final norm and head: used last forward and first backward.
+    wrap(model, meshes.dense, reshard=False)
+
+
+def sum_gradients(module: FSDPModule) -> None:
+    """Make the module's gradient reduction a plain sum.
+
+    A factor of 1 alone would be sent as a PREMUL_SUM, which gloo does not have.
+    """
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)

@@ -1,0 +1,86 @@
+"""A pool of real gloo ranks that lives for the test session: torch is imported once per rank."""
+
+import multiprocessing as mp
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+CASE_SECONDS = 120
+
+
+class RankPool:
+    """``world_size`` processes that run one function after another, all ranks together."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+
+    def run(self, case: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call ``case(*args)`` on every rank and return the results in rank order.
+
+        Raises AssertionError with the first failing rank's traceback; the pool then starts anew,
+        since the other ranks may wait for a collective that never comes.
+        """
+        if not self._processes:
+            self._start()
+        for pipe in self._pipes:
+            pipe.send((case, args))
+        results = [self._receive(pipe) for pipe in self._pipes]
+        errors = [f"rank {rank}: {error}" for rank, (ok, error) in enumerate(results) if not ok]
+        if errors:
+            self.close()
+            raise AssertionError("\n".join(errors))
+        return [result for _, result in results]
+
+    def close(self) -> None:
+        """End the ranks."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._processes, self._pipes = [], []
+
+    @staticmethod
+    def _receive(pipe: Connection) -> tuple[bool, Any]:
+        if not pipe.poll(CASE_SECONDS):
+            return False, f"no answer within {CASE_SECONDS} s"
+        try:
+            return pipe.recv()
+        except EOFError:
+            return False, "the process died"
+
+    def _start(self) -> None:
+        context = mp.get_context("spawn")
+        store = Path(tempfile.mkdtemp(prefix="titanbench-ranks-")) / "rendezvous"
+        for rank in range(self.world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(theirs, rank, self.world_size, str(store)), daemon=True
+            )
+            process.start()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+
+def _serve(pipe: Connection, rank: int, world_size: int, store: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=CASE_SECONDS),
+    )
+    while True:
+        case, args = pipe.recv()
+        try:
+            pipe.send((True, case(*args)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))

@@ -153,14 +153,15 @@ def efficiency(
     tokens_per_second_per_device: float,
     flops_per_token: Mapping[str, float],
     *,
-    dtype: str,
+    dtype: str | None,
     peak_tflops: Mapping[str, float],
     no_peak: str,
 ) -> dict[str, MetricValue]:
     """Return TFLOPS and both kinds of MFU in every convention.
 
-    ``dtype`` does the matrix products and ``peak_tflops`` has the dense peaks by dtype (keys as
-    in ``bench.hardware``); ``no_peak`` is the reason to give where the wanted one is missing.
+    ``dtype`` does the matrix products (None if that is unknown) and ``peak_tflops`` has the
+    dense peaks by dtype, keys as in ``bench.hardware``; ``no_peak`` is the reason to give where
+    the wanted one is missing.
     """
     result = {}
     for convention in CONVENTIONS:
@@ -174,35 +175,41 @@ def efficiency(
 
 
 def mfu(
-    name: str, tflops: float, peak_tflops: Mapping[str, float], dtype: str, *, no_peak: str
+    name: str, tflops: float, peak_tflops: Mapping[str, float], dtype: str | None, *, no_peak: str
 ) -> MetricValue:
     """Return ``tflops`` in % of the dense peak of ``dtype``: invalid without one or over 100 %."""
+    if dtype is None:
+        return invalid(name, "the dtype of the matrix products is not known")
     if dtype not in peak_tflops:
         return invalid(name, no_peak)
-    percent = 100 * tflops / peak_tflops[dtype]
+    peak = peak_tflops[dtype]
+    percent = 100 * tflops / peak
     if percent > 100:
         return invalid(
             name,
-            f"{tflops:.4g} TFLOPS is {percent:.1f} % of the {dtype} peak of "
-            f"{peak_tflops[dtype]:.4g}: the peak, the FLOPs or the time is wrong",
+            f"{tflops:.4g} TFLOPS is {percent:.1f} % of the {dtype} peak of {peak:.4g}: "
+            "the peak, the FLOPs or the time is wrong",
         )
-    return valid(name, percent, details={"peak_dtype": dtype, "peak_tflops": peak_tflops[dtype]})
+    return valid(name, percent, details={"peak_dtype": dtype, "peak_tflops": peak})
 
 
-def matmul_dtype(precision: Mapping[str, Scalar]) -> str:
-    """Return the dtype that does the matrix products, in the keys of ``bench.hardware``."""
+def matmul_dtype(precision: Mapping[str, Scalar]) -> str | None:
+    """Return the dtype that does the matrix products, in the keys of ``bench.hardware``.
+
+    None if ``precision`` does not say, as in some published results.
+    """
     quantization = precision.get("quantization") or "none"
     if quantization != "none":
         return str(quantization)
-    compute = str(precision["compute"])
-    return {"bfloat16": "bf16", "float32": "fp32", "float8": "fp8"}.get(compute, compute)
+    return {"bfloat16": "bf16", "float32": "fp32"}.get(str(precision.get("compute")))
 
 
 def memory(name: str, bytes_by_rank: Sequence[int]) -> MetricValue:
-    """Return the largest over ranks in GiB, with the smallest and the rank that has the most."""
+    """Return the largest over ranks in GiB; the samples are every rank's, in order."""
     most = max(bytes_by_rank)
     details = {"minimum": min(bytes_by_rank) / GIB, "rank": bytes_by_rank.index(most)}
-    return valid(name, most / GIB, details=details)
+    samples = [rank_bytes / GIB for rank_bytes in bytes_by_rank]
+    return valid(name, most / GIB, samples=samples, details=details)
 
 
 def bubble(num_stages: int) -> MetricValue:

@@ -1,0 +1,121 @@
+"""Exact parameter counts and FLOPs per token, from the numbers of a configuration alone.
+
+Two conventions, both 6 FLOPs per active parameter (norms and router in, token embedding out, the
+output head once per prediction head) plus attention, forward and backward:
+
+* full: 6 * heads * (d_qk + d_v) * min(S, window) per attention layer. PaLM (arXiv:2204.02311,
+  appendix B) and TorchTitan count this way.
+* causal: half of the sequence for a full layer; a window is causal already, so min(S/2, window).
+  Megatron-LM and MaxText count this way.
+
+Recomputation and the product that flash attention repeats in backward are in neither.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+FORWARD_AND_BACKWARD = 3
+
+
+class ParameterCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters by part. `active_*`: routed experts scaled by experts per token over experts."""
+
+    embedding: int
+    layers: int
+    active_layers: int
+    final_norm: int
+    head: int
+    mtp: int = 0
+    """The MTP modules' own parameters: embedding and head are shared with the main model."""
+    active_mtp: int = 0
+
+    @property
+    def total(self) -> int:
+        """Every parameter."""
+        return self.embedding + self.layers + self.final_norm + self.head + self.mtp
+
+    @property
+    def active(self) -> int:
+        """Parameters that work on one token, token embedding excluded, head counted once."""
+        return self.active_layers + self.final_norm + self.head + self.active_mtp
+
+
+class AttentionLayers(msgspec.Struct, frozen=True, kw_only=True):
+    """Attention layers of one kind."""
+
+    num_layers: int
+    num_heads: int
+    qk_head_dim: int
+    v_head_dim: int
+    window: int = 0
+    """Keys that a query sees, itself included; 0 for all before it."""
+
+
+class FlopsTerm(msgspec.Struct, frozen=True, kw_only=True):
+    """FLOPs per token of one part of the network, in both conventions."""
+
+    full: int
+    causal: int
+
+
+class FlopsLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """FLOPs per token of forward and backward, term by term."""
+
+    sequence_length: int
+    terms: dict[str, FlopsTerm]
+
+    @property
+    def full(self) -> int:
+        """FLOPs per token with attention over the whole window."""
+        return sum(term.full for term in self.terms.values())
+
+    @property
+    def causal(self) -> int:
+        """FLOPs per token with attention over what causality leaves."""
+        return sum(term.causal for term in self.terms.values())
+
+
+def linear_term(num_parameters: int) -> FlopsTerm:
+    """A multiplication and an addition per parameter, forward and twice in backward."""
+    flops = 2 * FORWARD_AND_BACKWARD * num_parameters
+    return FlopsTerm(full=flops, causal=flops)
+
+
+def attention_term(layers: AttentionLayers, sequence_length: int) -> FlopsTerm:
+    """The products of scores and of values, forward and backward.
+
+    Raises ValueError for a sequence of odd or no length: half of it must be a whole number.
+    """
+    if sequence_length <= 0 or sequence_length % 2:
+        raise ValueError(f"the sequence length must be even and positive, not {sequence_length}")
+    width = layers.num_heads * (layers.qk_head_dim + layers.v_head_dim)
+    per_key = 2 * FORWARD_AND_BACKWARD * layers.num_layers * width
+    window = layers.window or sequence_length
+    return FlopsTerm(
+        full=per_key * min(sequence_length, window),
+        causal=per_key * min(sequence_length // 2, window),
+    )
+
+
+def flops_ledger(
+    counts: ParameterCounts,
+    *,
+    sequence_length: int,
+    attention: Sequence[AttentionLayers],
+    mtp_attention: AttentionLayers | None = None,
+) -> FlopsLedger:
+    """The ledger of a decoder: linear, attention by kind, head, and all of MTP as one term."""
+    terms = {"linear": linear_term(counts.active_layers + counts.final_norm)}
+    for layers in attention:
+        name = "attention_window" if layers.window else "attention"
+        terms[name] = attention_term(layers, sequence_length)
+    terms["head"] = linear_term(counts.head)
+    if mtp_attention is not None and mtp_attention.num_layers:
+        heads = mtp_attention.num_layers * counts.head
+        linear = linear_term(counts.active_mtp + heads)
+        scores = attention_term(mtp_attention, sequence_length)
+        terms["mtp"] = FlopsTerm(
+            full=linear.full + scores.full, causal=linear.causal + scores.causal
+        )
+    return FlopsLedger(sequence_length=sequence_length, terms=terms)

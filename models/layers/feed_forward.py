@@ -1,0 +1,43 @@
+"""The gated feed-forward layer SwiGLU (arXiv:2002.05202): down(silu(gate x) * up x)."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.initialization import fan_in
+from models.layers.linear import Linear
+
+
+class _SwiGLU(torch.autograd.Function):
+    """silu(gate) * up that keeps its two inputs alone for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        dgate = torch.ops.aten.silu_backward(grad * up, gate)
+        return dgate, F.silu(gate).mul_(grad)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, of one shape."""
+    return _SwiGLU.apply(gate, up)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU of width `hidden_dim`, (..., D) to (..., D)."""
+
+    def __init__(self, dim: int, hidden_dim: int, *, output_scale: float) -> None:
+        super().__init__()
+        self.gate_proj = Linear(dim, hidden_dim)
+        self.up_proj = Linear(dim, hidden_dim)
+        self.down_proj = Linear(hidden_dim, dim, init=fan_in(hidden_dim, scale=output_scale))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))

@@ -1,0 +1,148 @@
+"""The output head with its cross-entropy, in chunks: the logits of a sequence never exist at once.
+
+Each chunk of tokens computes its logits, its loss and the gradients of its loss on the spot; all
+prediction heads share the weight and go through it as one stack of tokens.
+
+T tokens, D width, V vocabulary, C tokens of a chunk.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.batch import IGNORE, Losses
+from models.initialization import Init, make_parameter
+
+
+class LogitScaling(NamedTuple):
+    """What turns products into logits: cap * tanh(multiplier * product / cap); cap 0 for none."""
+
+    multiplier: float = 1.0
+    soft_cap: float = 0.0
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Weighted sum of the tokens' losses (differentiable) and the losses themselves (not)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TD: Tensor,
+        weight_VD: Tensor,
+        labels_T: Tensor,
+        weights_T: Tensor,
+        scaling: LogitScaling,
+        chunk_tokens: int,
+        with_gradients: bool,
+    ) -> tuple[Tensor, Tensor]:
+        losses_T = torch.empty(len(labels_T), dtype=torch.float32, device=hidden_TD.device)
+        dhidden_TD = torch.empty_like(hidden_TD) if with_gradients else None
+        # Summed over chunks in float32: bfloat16 would lose what the later chunks add.
+        dweight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if with_gradients else None
+        for start in range(0, len(labels_T), chunk_tokens):
+            chunk = slice(start, start + chunk_tokens)
+            h_CD, labels_C = hidden_TD[chunk], labels_T[chunk]
+            logits_CV = _logits(h_CD, weight_VD, scaling)
+            log_sums_C = torch.logsumexp(logits_CV, dim=-1)
+            targets_C1 = labels_C.clamp_min(0)[:, None]
+            found_C = logits_CV.gather(1, targets_C1).squeeze(1)
+            valid_C = labels_C != IGNORE
+            losses_T[chunk] = (log_sums_C - found_C) * valid_C
+            if dhidden_TD is not None and dweight_VD is not None:
+                dproduct_CV = _product_gradient(
+                    logits_CV, log_sums_C, targets_C1, weights_T[chunk] * valid_C, scaling
+                ).to(weight_VD.dtype)
+                torch.mm(dproduct_CV, weight_VD, out=dhidden_TD[chunk])
+                _add_product(dweight_VD, dproduct_CV.t(), h_CD)
+        ctx.dhidden_TD = dhidden_TD
+        ctx.dweight_VD = None if dweight_VD is None else dweight_VD.to(weight_VD.dtype)
+        ctx.mark_non_differentiable(losses_T)
+        return torch.dot(losses_T, weights_T), losses_T
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        assert ctx.dhidden_TD is not None, "a loss without gradients, or a second backward"
+        dhidden_TD, dweight_VD = ctx.dhidden_TD.mul_(grad), ctx.dweight_VD.mul_(grad)
+        ctx.dhidden_TD = ctx.dweight_VD = None
+        return dhidden_TD, dweight_VD, None, None, None, None, None
+
+
+class OutputHead(nn.Module):
+    """The unembedding (V,D) and the loss of every prediction head."""
+
+    def __init__(
+        self,
+        dim: int,
+        vocab_size: int,
+        *,
+        init: Init,
+        chunk_tokens: int,
+        scaling: LogitScaling = LogitScaling(),  # noqa: B008 (immutable)
+    ) -> None:
+        super().__init__()
+        self.weight = make_parameter(vocab_size, dim, init=init)
+        self.chunk_tokens = chunk_tokens
+        self.scaling = scaling
+
+    def forward(
+        self, hidden: Sequence[Tensor], labels: Sequence[Tensor], mtp_weight: float = 0.0
+    ) -> Losses:
+        """Losses of the main head (first) and of the MTP depths (the rest).
+
+        hidden: one (B,S,D) per head; labels: one (B,S) int64 per head, IGNORE where no target.
+        """
+        depths = len(hidden) - 1
+        hidden_TD = (
+            torch.cat([h.flatten(0, -2) for h in hidden]) if depths else hidden[0].flatten(0, -2)
+        )
+        labels_T = torch.cat([label.flatten() for label in labels])
+        tokens = labels[0].numel()
+        weights_T = torch.ones(len(labels_T), dtype=torch.float32, device=labels_T.device)
+        if depths:
+            weights_T[tokens:] = mtp_weight / depths
+        needed = torch.is_grad_enabled() and (hidden_TD.requires_grad or self.weight.requires_grad)
+        total, losses_T = _ChunkedCrossEntropy.apply(
+            hidden_TD, self.weight, labels_T, weights_T, self.scaling, self.chunk_tokens, needed
+        )
+        mtp_sum = losses_T[tokens:].sum() / max(depths, 1)
+        return Losses(total, losses_T[:tokens].sum(), mtp_sum)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 logits (..., V) of the hidden states (..., D), for inference and comparison."""
+        return _logits(hidden, self.weight, self.scaling)
+
+
+def _logits(hidden: Tensor, weight_VD: Tensor, scaling: LogitScaling) -> Tensor:
+    logits = F.linear(hidden, weight_VD).float()
+    if scaling.multiplier != 1.0:
+        logits = logits * scaling.multiplier
+    if scaling.soft_cap:
+        logits = torch.tanh(logits / scaling.soft_cap) * scaling.soft_cap
+    return logits
+
+
+def _product_gradient(
+    logits_CV: Tensor,
+    log_sums_C: Tensor,
+    targets_C1: Tensor,
+    weights_C: Tensor,
+    scaling: LogitScaling,
+) -> Tensor:
+    """The gradient of the weighted losses with respect to hidden @ weight.T; reuses the logits."""
+    slope = None
+    if scaling.soft_cap:
+        slope = 1 - (logits_CV / scaling.soft_cap).square_()
+    gradient_CV = logits_CV.sub_(log_sums_C[:, None]).exp_()
+    gradient_CV.scatter_add_(1, targets_C1, gradient_CV.new_full(targets_C1.shape, -1.0))
+    gradient_CV.mul_((weights_C * scaling.multiplier)[:, None])
+    return gradient_CV if slope is None else gradient_CV.mul_(slope)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    else:
+        total.add_(torch.mm(a, b))

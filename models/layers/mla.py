@@ -1,0 +1,69 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): keys and values from one latent.
+
+B batch, S sequence, H heads, D model width.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from models.batch import Context
+from models.initialization import fan_in
+from models.layers.attention import AttentionCore
+from models.layers.linear import Linear
+from models.layers.norm import RMSNorm
+from models.layers.rotary import rotate_adjacent
+
+
+class MultiHeadLatentAttention(nn.Module):
+    """Queries (from a latent if q_lora_rank > 0) and keys, whose rotated part all heads share."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        q_lora_rank: int,
+        kv_lora_rank: int,
+        qk_nope_head_dim: int,
+        qk_rope_head_dim: int,
+        v_head_dim: int,
+        norm_eps: float,
+        scale: float,
+        output_scale: float,
+    ) -> None:
+        super().__init__()
+        self.kv_split = [kv_lora_rank, qk_rope_head_dim]
+        self.qk_split = [qk_nope_head_dim, qk_rope_head_dim]
+        self.head_split = [qk_nope_head_dim, v_head_dim]
+        q_dim = num_heads * sum(self.qk_split)
+        self.q_proj: nn.Module
+        if q_lora_rank:
+            self.q_proj = nn.Sequential(
+                Linear(dim, q_lora_rank), RMSNorm(q_lora_rank, norm_eps), Linear(q_lora_rank, q_dim)
+            )
+        else:
+            self.q_proj = Linear(dim, q_dim)
+        self.kv_down_proj = Linear(dim, sum(self.kv_split))
+        self.kv_norm = RMSNorm(kv_lora_rank, norm_eps)
+        self.kv_up_proj = Linear(kv_lora_rank, num_heads * sum(self.head_split))
+        self.core = AttentionCore(scale=scale)
+        v_dim = num_heads * v_head_dim
+        self.o_proj = Linear(v_dim, dim, init=fan_in(v_dim, scale=output_scale))
+
+    def forward(self, x_BSD: Tensor, context: Context) -> Tensor:
+        q_nope, q_rope = self._heads(self.q_proj(x_BSD), self.qk_split)
+        latent, k_rope = self.kv_down_proj(x_BSD).split(self.kv_split, dim=-1)
+        k_nope, v = self._heads(self.kv_up_proj(self.kv_norm(latent)), self.head_split)
+        k_rope = rotate_adjacent(k_rope[:, :, None], context).expand(-1, -1, k_nope.shape[2], -1)
+        q = _join(q_nope, rotate_adjacent(q_rope, context))
+        k = _join(k_nope, k_rope)
+        return self.o_proj(self.core(q, k, v, context).flatten(2))
+
+    def _heads(self, x: Tensor, widths: list[int]) -> tuple[Tensor, ...]:
+        return x.unflatten(-1, (-1, sum(widths))).split(widths, dim=-1)
+
+
+def _join(nope_BSHD: Tensor, rope_BSHD: Tensor) -> Tensor:
+    """The two parts of a head beside each other, laid out head by head as products read them."""
+    parts = (nope_BSHD.transpose(1, 2), rope_BSHD.transpose(1, 2))
+    return torch.cat(parts, dim=-1).transpose(1, 2)

@@ -1,0 +1,167 @@
+"""A mixture of experts: router, dispatcher, grouped experts, and what a family puts around them.
+
+T tokens, D width of the experts' input, E experts, K experts per token, F hidden width of an
+expert, R rows: one for each pair of a token and an expert that it visits.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from models.initialization import fan_in, make_parameter
+from models.layers.feed_forward import swiglu
+from models.layers.router import Router
+from models.ops.grouped_mm import grouped_mm
+
+Product = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(rows (R,K), weight (E,N,K), offsets (E,) int32) to (R,N)."""
+
+
+class Dispatched(NamedTuple):
+    """Rows sorted by expert, and how to undo it."""
+
+    rows_RD: Tensor
+    offsets_E: Tensor
+    """int32 cumulative ends of the experts' rows."""
+    state: Tensor
+    """What `combine` needs; only the dispatcher reads it."""
+
+
+class Dispatcher(Protocol):
+    """Moves tokens to their experts and the results back. Expert parallelism replaces it."""
+
+    def dispatch(self, x_TD: Tensor, experts_TK: Tensor) -> Dispatched:
+        """The rows of the experts that live here, sorted by expert."""
+        ...
+
+    def combine(self, rows_RD: Tensor, weights_TK: Tensor, state: Tensor) -> Tensor:
+        """The weighted sum (T,D) over each token's experts."""
+        ...
+
+
+class _GatherRows(torch.autograd.Function):
+    """x[index], where `inverse` undoes it: backward gathers too, where indexing would scatter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor, copies: int) -> Tensor:
+        ctx.save_for_backward(inverse)
+        ctx.copies = copies
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (inverse,) = ctx.saved_tensors
+        grad = grad.index_select(0, inverse)
+        if ctx.copies > 1:
+            grad = grad.unflatten(0, (-1, ctx.copies)).sum(dim=1)
+        return grad, None, None, None
+
+
+def gather_rows(x: Tensor, index: Tensor, inverse: Tensor, copies: int = 1) -> Tensor:
+    """Return x[index] for an index that takes every row `copies` times, undone by `inverse`."""
+    return _GatherRows.apply(x, index, inverse, copies)
+
+
+class LocalDispatcher(nn.Module):
+    """Every expert is here: sort the tokens by expert. Drops nothing."""
+
+    def __init__(self, num_experts: int) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+
+    def dispatch(self, x_TD: Tensor, experts_TK: Tensor) -> Dispatched:
+        """Rows sorted by expert; the state says where the k-th expert of token t put its row."""
+        K = experts_TK.shape[1]
+        flat = experts_TK.flatten()
+        sorted_experts, order = flat.sort(stable=True)
+        rows = torch.arange(flat.numel(), device=flat.device)
+        inverse = torch.empty_like(order).scatter_(0, order, rows)
+        experts = torch.arange(self.num_experts, device=flat.device)
+        offsets = torch.searchsorted(sorted_experts, experts, right=True, out_int32=True)
+        rows_RD = gather_rows(x_TD, order // K, inverse, K)
+        return Dispatched(rows_RD, offsets, inverse)
+
+    def combine(self, rows_RD: Tensor, weights_TK: Tensor, state: Tensor) -> Tensor:
+        """Weighted in the dtype of the rows, one small product per token."""
+        T, K = weights_TK.shape
+        order = torch.empty_like(state)
+        order.scatter_(0, state, torch.arange(state.numel(), device=state.device))
+        rows_TKD = gather_rows(rows_RD, state, order).unflatten(0, (T, K))
+        return torch.bmm(weights_TK.to(rows_RD.dtype)[:, None], rows_TKD).squeeze(1)
+
+
+class GroupedExperts(nn.Module):
+    """The SwiGLU experts of a layer, their weights stacked on dimension 0.
+
+    `product` is the grouped product: a quantized one replaces it. `norm`, if any, acts on each
+    expert's output and is shared by all experts.
+    """
+
+    product: Product
+
+    def __init__(
+        self,
+        num_experts: int,
+        dim: int,
+        hidden_dim: int,
+        *,
+        output_scale: float = 1.0,
+        norm: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.gate_up = make_parameter(num_experts, 2 * hidden_dim, dim, init=fan_in(dim))
+        down = fan_in(hidden_dim, scale=output_scale)
+        self.down = make_parameter(num_experts, dim, hidden_dim, init=down)
+        self.norm = norm
+        self.product = grouped_mm
+
+    def forward(self, rows_RD: Tensor, offsets_E: Tensor) -> Tensor:
+        hidden = self.product(rows_RD, _local(self.gate_up), offsets_E)
+        gate, up = hidden.chunk(2, dim=-1)
+        out = self.product(swiglu(gate, up), _local(self.down), offsets_E)
+        return out if self.norm is None else self.norm(out)
+
+
+class MoE(nn.Module):
+    """A mixture of experts, (..., D) to (..., D).
+
+    `shared` is added for every token. `entry` and `exit` lead to and from the width at which the
+    experts work, if it is another than the model's.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        experts: GroupedExperts,
+        *,
+        shared: nn.Module | None = None,
+        entry: nn.Module | None = None,
+        exit: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.router = router
+        self.dispatcher: Any = LocalDispatcher(router.config.num_experts)
+        self.experts = experts
+        self.shared = shared
+        self.entry = entry
+        self.exit = exit
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_TD = x.flatten(0, -2)
+        weights_TK, experts_TK = self.router(x_TD)
+        inputs = x_TD if self.entry is None else self.entry(x_TD)
+        rows, offsets, state = self.dispatcher.dispatch(inputs, experts_TK)
+        out = self.dispatcher.combine(self.experts(rows, offsets), weights_TK, state)
+        if self.exit is not None:
+            out = self.exit(out)
+        if self.shared is not None:
+            out = out + self.shared(x_TD)
+        return out.view_as(x)
+
+
+def _local(weight: Tensor) -> Tensor:
+    """The experts that live on this rank."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight

@@ -1,0 +1,1 @@
+"""Custom operators: one operator per kernel that a device would run, with fake kernel and FLOPs."""

@@ -1,0 +1,134 @@
+"""The attention operator: causal, within documents, optionally within a window.
+
+`titanbench::attention` is one operator on every device, so a trace, a prediction and a count see
+what a GPU would launch and not the pieces that a CPU makes of it.
+
+B batch, S sequence, H query heads, Hkv key/value heads, D width of queries and keys, Dv of values.
+"""
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from models.ops import attention_flash, attention_tiles
+
+
+def attention_kernel(device_type: str, dtype: torch.dtype, head_dim: int) -> str:
+    """The name of the kernel that serves these inputs: "flash_varlen" or "tiles"."""
+    half = dtype in (torch.bfloat16, torch.float16)
+    return "flash_varlen" if device_type == "cuda" and half and head_dim <= 256 else "tiles"
+
+
+def _kernel(q: Tensor) -> ModuleType:
+    name = attention_kernel(q.device.type, q.dtype, q.shape[-1])
+    return {"flash_varlen": attention_flash, "tiles": attention_tiles}[name]
+
+
+@torch.library.custom_op("titanbench::attention", mutates_args=())
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, window: int
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention of packed documents.
+
+    q (B,S,H,D), k (B,S,Hkv,D), v (B,S,Hkv,Dv); positions (B,S) int64, 0 where a document starts.
+    A query sees itself and the keys before it in its document, the last `window` of them at most
+    (0: all). Returns out (B,S,H,Dv) and the log-sum-exp of the scores (B,H,S) in float32.
+    """
+    return _kernel(q).forward(q, k, v, positions, scale, window)
+
+
+@attention.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, window: int
+) -> tuple[Tensor, Tensor]:
+    B, S, H, _ = q.shape
+    return q.new_empty(B, S, H, v.shape[-1]), q.new_empty(B, H, S, dtype=torch.float32)
+
+
+@torch.library.custom_op("titanbench::attention_backward", mutates_args=())
+def attention_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    positions: Tensor,
+    scale: float,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `attention` with respect to q, k and v, from the saved log-sum-exp."""
+    return _kernel(q).backward(dout, q, k, v, out, lse, positions, scale, window)
+
+
+@attention_backward.register_fake
+def _(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    positions: Tensor,
+    scale: float,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, positions, ctx.scale, ctx.window = inputs
+    ctx.save_for_backward(q, k, v, positions, *output)
+
+
+def _backward(ctx: Any, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    # The log-sum-exp is for backward only: no gradient flows through it.
+    q, k, v, positions, out, lse = ctx.saved_tensors
+    dq, dk, dv = attention_backward(dout, q, k, v, out, lse, positions, ctx.scale, ctx.window)
+    return dq, dk, dv, None, None, None
+
+
+attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _num_scores(q_shape: torch.Size, window: int) -> int:
+    B, S, H, _ = q_shape
+    return B * H * S * (min(S, window) if window else S)
+
+
+@register_flop_formula(torch.ops.titanbench.attention)
+def attention_flops(
+    q_shape: torch.Size,
+    k_shape: torch.Size,
+    v_shape: torch.Size,
+    positions_shape: torch.Size,
+    scale: float,
+    window: int,
+    **_: Any,
+) -> int:
+    """Two products, counted over the whole window (the `full` convention of models.counts)."""
+    return 2 * _num_scores(q_shape, window) * (q_shape[-1] + v_shape[-1])
+
+
+@register_flop_formula(torch.ops.titanbench.attention_backward)
+def attention_backward_flops(
+    dout_shape: torch.Size,
+    q_shape: torch.Size,
+    k_shape: torch.Size,
+    v_shape: torch.Size,
+    out_shape_: torch.Size,
+    lse_shape: torch.Size,
+    positions_shape: torch.Size,
+    scale: float,
+    window: int,
+    **_: Any,
+) -> int:
+    """Five products as flash executes them: the scores again, dV, dP, dQ and dK.
+
+    That is 2.5 times the forward for heads of one width. The repeated product belongs to no model
+    FLOPs: take it off (2 * scores * D) before comparing with models.counts.
+    """
+    return 2 * _num_scores(q_shape, window) * (3 * q_shape[-1] + 2 * v_shape[-1])

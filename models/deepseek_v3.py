@@ -21,7 +21,7 @@ from models.layers.mtp import MTPBlock, shift_embedding, shift_labels
 from models.layers.norm import RMSNorm
 from models.layers.rotary import Yarn, rotary_context, yarn_scale
 from models.layers.router import Router, RouterConfig
-from models.protocol import NamedBlock, NamedMoE
+from models.protocol import Model
 
 
 class DeepSeekV3Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,7 +49,6 @@ class DeepSeekV3Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     score_function: Literal["sigmoid", "softmax"] = "sigmoid"
     normalize_weights: bool = True
     route_scale: float = 1.0
-    load_balance_coefficient: float = 1e-3
     norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     rope_factor: float = 40.0
@@ -155,12 +154,12 @@ class DeepSeekV3Block(nn.Module):
         return x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD))
 
 
-class DeepSeekV3(nn.Module):
-    """The language model with its MTP modules; see models.protocol.Model."""
+class DeepSeekV3(Model):
+    """The language model with its MTP modules; see models.protocol."""
 
     def __init__(self, config: DeepSeekV3Config, routing: str = "learned") -> None:
         super().__init__()
-        self.config = config
+        self.config: DeepSeekV3Config = config
         self.embedding = Embedding(config.vocab_size, config.dim, init=Normal(1.0))
         self.layers = nn.ModuleList(
             DeepSeekV3Block(config, sparse=i >= config.num_dense_layers, routing=routing)
@@ -202,15 +201,6 @@ class DeepSeekV3(nn.Module):
         config = self.config
         yarn = Yarn(factor=config.rope_factor, original_context=config.rope_original_context)
         return rotary_context(positions_BS, config.qk_rope_head_dim, config.rope_theta, yarn)
-
-    def blocks(self) -> list[NamedBlock]:
-        """The layers, then the MTP modules."""
-        layers = [NamedBlock(f"layers.{i}", block) for i, block in enumerate(self.layers)]
-        return layers + [NamedBlock(f"mtp.{i}", block) for i, block in enumerate(self.mtp)]
-
-    def moe_layers(self) -> list[NamedMoE]:
-        """Every mixture of experts, those of the MTP modules included."""
-        return [NamedMoE(name, m) for name, m in self.named_modules() if isinstance(m, MoE)]
 
 
 def _attention(config: DeepSeekV3Config, output_scale: float) -> MultiHeadLatentAttention:

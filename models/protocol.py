@@ -7,16 +7,16 @@ Layout code (parallel/) sees a model only through this: it never asks for a fami
 * The dtype of the embedding's output is the compute dtype: with weights cast to bfloat16 (by FSDP's
   mixed precision, say) every product runs in bfloat16. Rotary tables and routers stay float32, and
   so may a residual stream: do not cast the inputs of a block (`cast_forward_inputs=False`).
-* Rematerialization finds what to save by module type: `AttentionCore`, `Router`, `GroupedExperts`
-  and the dispatcher take and return flat tensors, so each can be wrapped as one region.
+* A part that rematerialization may keep is a module that takes and returns tensors: `AttentionCore`
+  and `GroupedExperts` (where the time goes) and `Router` (whose choice must not change).
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from models.batch import Losses
+from models.batch import Context, Losses
 from models.counts import FlopsLedger, ParameterCounts
 from models.layers.moe import MoE
 
@@ -39,10 +39,20 @@ class NamedMoE(NamedTuple):
 class ModelConfig(Protocol):
     """A frozen struct of numbers that determines a network."""
 
-    vocab_size: int
-    dim: int
-    num_layers: int
-    num_mtp_layers: int
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks of the main network."""
+        ...
+
+    @property
+    def num_mtp_layers(self) -> int:
+        """Tokens predicted beyond the next."""
+        ...
 
     def build(self, routing: str = "learned") -> "Model":
         """The network on the current default device, without values.
@@ -60,21 +70,28 @@ class ModelConfig(Protocol):
         ...
 
 
-@runtime_checkable
-class Model(Protocol):
-    """A network that turns a batch into losses. It is an nn.Module."""
+class Model(nn.Module, ABC):
+    """A network that turns a batch into losses."""
 
-    config: Any
-    forward: Callable[[Tensor, Tensor, Tensor], Losses]
-    """(tokens_BS, labels_BS, positions_BS) to Losses."""
+    config: ModelConfig
+    layers: nn.ModuleList
+    """Called in order as layer(x_BSD, context)."""
+    mtp: nn.ModuleList
+    """MTP modules, called as module(x_BSD, embedding_BSD, context); may be empty."""
+
+    @abstractmethod
+    def forward(self, tokens_BS: Tensor, labels_BS: Tensor, positions_BS: Tensor) -> Losses:
+        """Losses of a batch of packed documents; see models.batch."""
+
+    @abstractmethod
+    def context(self, positions_BS: Tensor) -> Context:
+        """What the blocks of one forward pass share."""
 
     def blocks(self) -> list[NamedBlock]:
-        """The units in order of execution, each called as block(x_BSD, context).
-
-        An MTP block is one unit, called as block(x_BSD, embedding_BSD, context).
-        """
-        ...
+        """The layers and then the MTP modules, in order of execution."""
+        layers = [NamedBlock(f"layers.{i}", layer) for i, layer in enumerate(self.layers)]
+        return layers + [NamedBlock(f"mtp.{i}", module) for i, module in enumerate(self.mtp)]
 
     def moe_layers(self) -> list[NamedMoE]:
-        """Every mixture-of-experts layer, those of MTP blocks included."""
-        ...
+        """Every mixture-of-experts layer, those of MTP modules included."""
+        return [NamedMoE(name, m) for name, m in self.named_modules() if isinstance(m, MoE)]

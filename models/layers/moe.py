@@ -26,8 +26,8 @@ class Dispatched(NamedTuple):
     rows_RD: Tensor
     offsets_E: Tensor
     """int32 cumulative ends of the experts' rows."""
-    state: Tensor
-    """What `combine` needs; only the dispatcher reads it."""
+    state: Any
+    """What `combine` needs; only the dispatcher that made it reads it."""
 
 
 class Dispatcher(Protocol):
@@ -37,13 +37,13 @@ class Dispatcher(Protocol):
         """The rows of the experts that live here, sorted by expert."""
         ...
 
-    def combine(self, rows_RD: Tensor, weights_TK: Tensor, state: Tensor) -> Tensor:
+    def combine(self, rows_RD: Tensor, weights_TK: Tensor, state: Any) -> Tensor:
         """The weighted sum (T,D) over each token's experts."""
         ...
 
 
 class _GatherRows(torch.autograd.Function):
-    """x[index], where `inverse` undoes it: backward gathers too, where indexing would scatter."""
+    """Rows by index whose backward gathers too, where that of indexing would scatter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor, copies: int) -> Tensor:
@@ -61,7 +61,10 @@ class _GatherRows(torch.autograd.Function):
 
 
 def gather_rows(x: Tensor, index: Tensor, inverse: Tensor, copies: int = 1) -> Tensor:
-    """Return x[index] for an index that takes every row `copies` times, undone by `inverse`."""
+    """x[index] for an index that takes every row `copies` times.
+
+    x (T,D); index (T*copies,), in which the j-th copy of row t stands at inverse[t*copies + j].
+    """
     return _GatherRows.apply(x, index, inverse, copies)
 
 

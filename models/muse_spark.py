@@ -1,0 +1,257 @@
+"""Muse Spark: windows and full attention in turn, experts in a latent space, gated residuals.
+
+The language model of Muse Spark Open 816B-A42B; its vision and audio towers are out of scope.
+B batch, S sequence, D model width.
+"""
+
+import math
+
+import msgspec
+from torch import Tensor, nn
+
+from models.batch import Context, Losses
+from models.counts import AttentionLayers, FlopsLedger, ParameterCounts, flops_ledger
+from models.initialization import Normal, fan_in
+from models.layers.gqa import GroupedQueryAttention
+from models.layers.head import LogitScaling, OutputHead
+from models.layers.linear import Embedding, Linear
+from models.layers.moe import GroupedExperts, MoE
+from models.layers.norm import CentredRMSNorm, InputScaledRMSNorm, RMSNorm, rms_norm
+from models.layers.residual import ResidualGate
+from models.layers.rotary import rotary_context
+from models.layers.router import Router, RouterConfig
+from models.protocol import Model
+
+
+class MuseSparkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The numbers of a Muse Spark network. ValueError where they do not fit together."""
+
+    vocab_size: int
+    dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int
+    full_attention_interval: int = 4
+    """Every n-th layer, counted from the last, attends fully and without rotation."""
+    latent_dim: int
+    """Width at which the experts work."""
+    expert_hidden_dim: int
+    num_experts: int
+    num_experts_per_token: int
+    query_key_scale: float = 43.7840518911
+    """Times head_dim^-0.5, what normed queries are scaled by."""
+    base_dim: int = 256
+    """Width at which router and head logits are not scaled: sqrt(base_dim / dim) otherwise."""
+    logit_soft_cap: float = 20.0
+    residual_gate_temperature: float = 0.3
+    norm_eps: float = 1e-5
+    post_norm_eps: float = 1e-8
+    rope_theta: float = 500_000.0
+    loss_chunk_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"{self.num_heads} query heads do not share {self.num_kv_heads} key/value heads"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim is rotated in pairs: {self.head_dim} is odd")
+        if self.window < 1 or self.full_attention_interval < 1:
+            raise ValueError(
+                f"window {self.window} and full_attention_interval "
+                f"{self.full_attention_interval} must be at least 1"
+            )
+        self.router()
+
+    @property
+    def num_mtp_layers(self) -> int:
+        """The released network has no MTP modules."""
+        return 0
+
+    @property
+    def logit_scale(self) -> float:
+        """Multiplier of the logits of the head and of the routers."""
+        return math.sqrt(self.base_dim / self.dim)
+
+    @property
+    def num_full_layers(self) -> int:
+        """Layers with full attention."""
+        return sum(self.attends_fully(layer) for layer in range(self.num_layers))
+
+    def attends_fully(self, layer: int) -> bool:
+        """Whether layer (from 0) attends to its whole document, without rotation."""
+        return (self.num_layers - 1 - layer) % self.full_attention_interval == 0
+
+    def build(self, routing: str = "learned") -> "MuseSpark":
+        """The network on the default device, without values."""
+        return MuseSpark(self, routing)
+
+    def router(self) -> RouterConfig:
+        """The router of each layer."""
+        return RouterConfig(
+            num_experts=self.num_experts,
+            num_experts_per_token=self.num_experts_per_token,
+            normalize_eps=1e-15,
+            logit_scale=self.logit_scale,
+        )
+
+    def counts(self) -> ParameterCounts:
+        """Exact parameter counts."""
+        width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        attention = self.dim * (3 * width + 2 * kv_width)
+        latent = 2 * self.dim * self.latent_dim + 2 * self.latent_dim
+        gains = 5 * self.dim
+        common = attention + self.dim * self.num_experts + latent + gains
+        expert = 3 * self.latent_dim * self.expert_hidden_dim
+        return ParameterCounts(
+            embedding=self.vocab_size * self.dim,
+            layers=self.num_layers * (common + self.num_experts * expert),
+            active_layers=self.num_layers * (common + self.num_experts_per_token * expert),
+            final_norm=self.dim,
+            head=self.vocab_size * self.dim,
+        )
+
+    def flops_per_token(self, sequence_length: int) -> FlopsLedger:
+        """FLOPs of forward and backward for one token, term by term."""
+        full = self.num_full_layers
+        return flops_ledger(
+            self.counts(),
+            sequence_length=sequence_length,
+            attention=[
+                self._attention_layers(full, window=0),
+                self._attention_layers(self.num_layers - full, window=self.window),
+            ],
+        )
+
+    def _attention_layers(self, num_layers: int, *, window: int) -> AttentionLayers:
+        return AttentionLayers(
+            num_layers=num_layers,
+            num_heads=self.num_heads,
+            qk_head_dim=self.head_dim,
+            v_head_dim=self.head_dim,
+            window=window,
+        )
+
+
+class MuseSparkBlock(nn.Module):
+    """Attention and experts, each normed before and after and gated into a float32 stream."""
+
+    def __init__(self, config: MuseSparkConfig, layer: int, *, routing: str) -> None:
+        super().__init__()
+        dim = config.dim
+        self.attention_norm = CentredRMSNorm(dim, config.norm_eps)
+        self.attention = _attention(config, layer)
+        self.post_norm_eps = config.post_norm_eps
+        self.attention_gate = _residual_gate(config)
+        self.feed_forward_norm = CentredRMSNorm(dim, config.norm_eps)
+        self.feed_forward = _mixture(config, routing)
+        self.feed_forward_post_norm = InputScaledRMSNorm(dim, config.post_norm_eps)
+        self.feed_forward_gate = _residual_gate(config)
+
+    def forward(self, x_BSD: Tensor, context: Context) -> Tensor:
+        dtype = self.attention.q_proj.weight.dtype
+        y = self.attention(self.attention_norm(x_BSD).to(dtype), context)
+        x_BSD = self.attention_gate(x_BSD, rms_norm(y, self.post_norm_eps))
+        y = self.feed_forward(self.feed_forward_norm(x_BSD).to(dtype))
+        return self.feed_forward_gate(x_BSD, self.feed_forward_post_norm(y))
+
+
+class MuseSpark(Model):
+    """The language model; see models.protocol."""
+
+    def __init__(self, config: MuseSparkConfig, routing: str = "learned") -> None:
+        super().__init__()
+        self.config: MuseSparkConfig = config
+        self.embedding = Embedding(config.vocab_size, config.dim, init=Normal(1.0))
+        self.layers = nn.ModuleList(
+            MuseSparkBlock(config, layer, routing=routing) for layer in range(config.num_layers)
+        )
+        self.mtp = nn.ModuleList()
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.head = OutputHead(
+            config.dim,
+            config.vocab_size,
+            # Logits start with unit variance: the multiplier undoes this standard deviation.
+            init=fan_in(config.base_dim),
+            chunk_tokens=config.loss_chunk_tokens,
+            scaling=LogitScaling(config.logit_scale, config.logit_soft_cap),
+        )
+
+    def forward(self, tokens_BS: Tensor, labels_BS: Tensor, positions_BS: Tensor) -> Losses:
+        """Losses of a batch of packed documents; see models.batch."""
+        context = self.context(positions_BS)
+        embedding = rms_norm(self.embedding(tokens_BS), self.config.norm_eps)
+        x = embedding.float()
+        for block in self.layers:
+            x = block(x, context)
+        return self.head([self.norm(x).to(embedding.dtype)], [labels_BS])
+
+    def context(self, positions_BS: Tensor) -> Context:
+        """What the blocks of one forward pass share."""
+        return rotary_context(positions_BS, self.config.head_dim, self.config.rope_theta, None)
+
+
+def _attention(config: MuseSparkConfig, layer: int) -> GroupedQueryAttention:
+    fully = config.attends_fully(layer)
+    return GroupedQueryAttention(
+        config.dim,
+        config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        window=0 if fully else config.window,
+        rotary=not fully,
+        query_scale=config.query_key_scale / math.sqrt(config.head_dim),
+        norm_eps=config.norm_eps,
+    )
+
+
+def _residual_gate(config: MuseSparkConfig) -> ResidualGate:
+    temperature = config.residual_gate_temperature
+    return ResidualGate(config.dim, temperature=temperature, init=Normal(0.02))
+
+
+def _mixture(config: MuseSparkConfig, routing: str) -> MoE:
+    dim, latent = config.dim, config.latent_dim
+    output_norm = InputScaledRMSNorm(latent, config.post_norm_eps)
+    # The multiplier of the logits undoes this standard deviation, as in the head.
+    router_init = fan_in(config.base_dim)
+    return MoE(
+        Router(dim, config.router(), routing=routing, init=router_init),
+        GroupedExperts(config.num_experts, latent, config.expert_hidden_dim, norm=output_norm),
+        entry=nn.Sequential(Linear(dim, latent), CentredRMSNorm(latent, config.norm_eps)),
+        exit=Linear(latent, dim),
+    )
+
+
+MUSE_SPARK = MuseSparkConfig(
+    vocab_size=202048,
+    dim=8192,
+    num_layers=62,
+    num_heads=128,
+    num_kv_heads=16,
+    head_dim=64,
+    window=2048,
+    latent_dim=4096,
+    expert_hidden_dim=4096,
+    num_experts=256,
+    num_experts_per_token=8,
+)
+"""The language model of Muse Spark Open 816B-A42B."""
+
+MUSE_SPARK_PROXY = MuseSparkConfig(
+    vocab_size=512,
+    dim=256,
+    num_layers=4,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=64,
+    window=128,
+    latent_dim=128,
+    expert_hidden_dim=128,
+    num_experts=16,
+    num_experts_per_token=4,
+    loss_chunk_tokens=256,
+)
+"""Every feature of the full size, for two CPU ranks."""

@@ -15,7 +15,6 @@ from bench.errors import BenchError, ExitCode, UsageError
 from bench.spec import Device, RunSpec, read_suite
 
 SUITE_SUFFIXES = (".yaml", ".yml")
-REPORT_SUFFIXES = (".html", ".md")
 
 
 class Parser(argparse.ArgumentParser):
@@ -92,7 +91,13 @@ def _add_report(verbs: Any) -> None:
     add(
         "runs", nargs="+", type=Path, metavar="RUN_OR_FOLDER", help="run folders or folders of them"
     )
-    add("-o", "--output", type=Path, default=Path("report.html"), help="report.html or report.md")
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("report"),
+        help="report.html, report.md, or without suffix for both",
+    )
 
 
 def _add_doctor(verbs: Any) -> None:
@@ -128,7 +133,7 @@ def run_verb(options: argparse.Namespace) -> int:
             _fail(failure_line(record, folder), ExitCode.FAILED)
         if record.status == "interrupted":
             break
-    reports = _write_reports([folder for _, folder in finished], options.output / "report.html")
+    reports = _write_reports([folder for _, folder in finished], options.output)
     _print_runs(finished, reports, as_json=options.json)
     return ExitCode.OK if all(record.status == "ok" for record, _ in finished) else ExitCode.FAILED
 
@@ -162,9 +167,11 @@ def _write_reports(paths: list[Path], output: Path) -> list[Path]:
     from reports.run_report import write_report
 
     found = find_records(paths)
-    published = {record.run_id: read_published(folder) for folder, record in found}
     return write_report(
-        [record for _, record in found], published, [folder for folder, _ in found], output
+        [record for _, record in found],
+        {record.workload.name: read_published(folder) for folder, record in found},
+        {record.run_id: folder for folder, record in found},
+        output,
     )
 
 
@@ -181,8 +188,6 @@ def _print_runs(finished: Any, reports: list[Path], *, as_json: bool) -> None:
 
 def report_verb(options: argparse.Namespace) -> int:
     """Write a report of runs that are on disk."""
-    if options.output.suffix not in REPORT_SUFFIXES:
-        raise UsageError(f"--output {options.output}: expected {' or '.join(REPORT_SUFFIXES)}")
     files = [str(path) for path in _write_reports(options.runs, options.output)]
     if options.json:
         _print_json({"reports": files})

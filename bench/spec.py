@@ -65,6 +65,8 @@ def read_job(run_folder: Path) -> RunSpec:
 def read_suite(path: Path) -> SuiteSpec:
     """Read a suite; ``defaults`` in the file are taken by every run that does not say otherwise.
 
+    The overrides under ``set`` add up: first those of the defaults, then the run's own.
+
     Raises:
         UsageError: if the file is missing, is no YAML, or has an unknown or ill-typed key.
     """
@@ -72,18 +74,29 @@ def read_suite(path: Path) -> SuiteSpec:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"cannot read suite {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("runs"), list):
+    if not isinstance(content, dict) or not content.get("runs"):
         raise UsageError(
             f"suite {path} has no list of runs", hint="see workloads/suites/quick.yaml"
         )
-    defaults = content.pop("defaults", {})
-    content["runs"] = [
-        {**defaults, **run} if isinstance(run, dict) else run for run in content["runs"]
-    ]
     try:
-        return msgspec.convert(content, SuiteSpec)
-    except (msgspec.ValidationError, ValueError) as error:
+        file = msgspec.convert(content, _SuiteFile)
+        runs = [msgspec.convert(_joined(file.defaults, run), RunSpec) for run in file.runs]
+    except (msgspec.ValidationError, TypeError) as error:
         raise UsageError(f"suite {path}: {error}") from error
+    return SuiteSpec(name=file.name, description=file.description, runs=runs)
+
+
+class _SuiteFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A suite as the file has it."""
+
+    name: str
+    description: str = ""
+    defaults: dict[str, Any] = {}
+    runs: list[dict[str, Any]]
+
+
+def _joined(defaults: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
+    return {**defaults, **run, "set": [*defaults.get("set", []), *run.get("set", [])]}
 
 
 def parse_overrides(texts: list[str]) -> dict[str, Any]:

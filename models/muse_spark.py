@@ -219,7 +219,8 @@ def _mixture(config: MuseSparkConfig, routing: str) -> MoE:
     router_init = fan_in(config.base_dim)
     return MoE(
         Router(dim, config.router(), routing=routing, init=router_init),
-        GroupedExperts(config.num_experts, latent, config.expert_hidden_dim, norm=output_norm),
+        GroupedExperts(config.num_experts, latent, config.expert_hidden_dim),
+        output_norm=output_norm,
         entry=nn.Sequential(Linear(dim, latent), CentredRMSNorm(latent, config.norm_eps)),
         exit=Linear(latent, dim),
     )

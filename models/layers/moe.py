@@ -99,8 +99,8 @@ class LocalDispatcher(nn.Module):
 class GroupedExperts(nn.Module):
     """The SwiGLU experts of a layer, their weights stacked on dimension 0.
 
-    `product` is the grouped product: a quantized one replaces it. `norm`, if any, acts on each
-    expert's output and is shared by all experts.
+    `product` is the grouped product: a quantized one replaces it. Nothing but stacked weights may
+    live here: expert parallelism spreads this module's parameters over ranks.
     """
 
     product: Product
@@ -112,26 +112,24 @@ class GroupedExperts(nn.Module):
         hidden_dim: int,
         *,
         output_scale: float = 1.0,
-        norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.gate_up = make_parameter(num_experts, 2 * hidden_dim, dim, init=fan_in(dim))
         down = fan_in(hidden_dim, scale=output_scale)
         self.down = make_parameter(num_experts, dim, hidden_dim, init=down)
-        self.norm = norm
         self.product = grouped_mm
 
     def forward(self, rows_RD: Tensor, offsets_E: Tensor) -> Tensor:
         hidden = self.product(rows_RD, _local(self.gate_up), offsets_E)
         gate, up = hidden.chunk(2, dim=-1)
-        out = self.product(swiglu(gate, up), _local(self.down), offsets_E)
-        return out if self.norm is None else self.norm(out)
+        return self.product(swiglu(gate, up), _local(self.down), offsets_E)
 
 
 class MoE(nn.Module):
     """A mixture of experts, (..., D) to (..., D).
 
-    `shared` is added for every token. `entry` and `exit` lead to and from the width at which the
+    `shared` is added for every token. `output_norm` acts on each expert's output before it is
+    weighted, one gain for all experts. `entry` and `exit` lead to and from the width at which the
     experts work, if it is another than the model's.
     """
 
@@ -141,6 +139,7 @@ class MoE(nn.Module):
         experts: GroupedExperts,
         *,
         shared: nn.Module | None = None,
+        output_norm: nn.Module | None = None,
         entry: nn.Module | None = None,
         exit: nn.Module | None = None,
     ) -> None:
@@ -149,6 +148,7 @@ class MoE(nn.Module):
         self.dispatcher: Any = LocalDispatcher(router.config.num_experts)
         self.experts = experts
         self.shared = shared
+        self.output_norm = output_norm
         self.entry = entry
         self.exit = exit
 
@@ -157,7 +157,10 @@ class MoE(nn.Module):
         weights_TK, experts_TK = self.router(x_TD)
         inputs = x_TD if self.entry is None else self.entry(x_TD)
         rows, offsets, state = self.dispatcher.dispatch(inputs, experts_TK)
-        out = self.dispatcher.combine(self.experts(rows, offsets), weights_TK, state)
+        rows = self.experts(rows, offsets)
+        if self.output_norm is not None:
+            rows = self.output_norm(rows)
+        out = self.dispatcher.combine(rows, weights_TK, state)
         if self.exit is not None:
             out = self.exit(out)
         if self.shared is not None:

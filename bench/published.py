@@ -106,7 +106,9 @@ def _network(reference: str) -> Workload:
 
 
 def _record(result: PublishedResult, network: Workload) -> RunRecord:
-    model = replace(network.model, num_mtp_layers=result.mtp)
+    model = network.model
+    if result.mtp != model.num_mtp_layers:  # not every family has MTP to set
+        model = replace(model, num_mtp_layers=result.mtp)
     workload = replace(network, model=model, sequence_length=result.sequence_length)
     flops = flops_section(workload)
     batch = result.global_batch_size

@@ -21,12 +21,14 @@ def resolve(spec: RunSpec) -> Workload:
 
     Raises:
         UsageError: if the workload or a key is unknown, a value does not fit, the plan does not
-            fit the ranks, the batch or the experts, or the data does not exist.
+            fit the ranks, the batch or the experts, the FLOPs of a sequence cannot be counted,
+            or the data does not exist.
     """
     try:
         workload = override(registry.load(spec.workload), _workload_changes(spec.set))
         plan = workload.plan.resolve(spec.ranks)
         plan.check_batch(workload.global_batch_size)
+        workload.model.flops_per_token(workload.sequence_length)
         num_experts = getattr(workload.model, "num_experts", None)
         if num_experts is not None:
             plan.check_experts(num_experts)

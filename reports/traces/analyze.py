@@ -1,0 +1,98 @@
+"""Files into one analysis: every rank reduced in a process of its own, then merged."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+
+import msgspec
+
+from reports.traces.discover import trace_files
+from reports.traces.merge import check_distinct, merge
+from reports.traces.problems import TraceError
+from reports.traces.reduce import reduce_trace
+from reports.traces.summary import Failure, RankSummary, TraceSummary
+
+Analysis = TraceSummary
+
+
+def analyze(
+    paths: Iterable[Path | str],
+    *,
+    num_workers: int | None = None,
+    cache: bool = False,
+    link_bytes_per_second: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Analysis:
+    """Analyse files, or folders of files, one per rank.
+
+    A file that cannot be read becomes a failure with its reason and leaves the others alone.
+    `progress` is called with (files done, files). Raises TraceError when a path does not exist or
+    when two files have the same rank.
+    """
+    files = trace_files(paths)
+    if num_workers is None:
+        num_workers = os.cpu_count() or 1
+    summaries: list[RankSummary] = []
+    failures: list[Failure] = []
+    for done, result in enumerate(_reduced(files, min(num_workers, len(files)), cache), 1):
+        if isinstance(result, Failure):
+            failures.append(result)
+        else:
+            summaries.append(result)
+        if progress is not None:
+            progress(done, len(files))
+    summaries, unknown = _without_rankless(summaries)
+    check_distinct([(one.rank, one.path) for one in summaries])
+    failures = sorted([*failures, *unknown], key=lambda failure: failure.path)
+    return merge(summaries, failures, link_bytes_per_second=link_bytes_per_second)
+
+
+def _without_rankless(
+    summaries: list[RankSummary],
+) -> tuple[list[RankSummary], list[Failure]]:
+    """A file without a rank is rank 0 when it is alone; beside others it has no place."""
+    if len(summaries) < 2:
+        return summaries, []
+    reason = "its rank is neither in the file nor in its name; name it rank<N>.json.gz"
+    unknown = [Failure(path=one.path, reason=reason) for one in summaries if not one.rank_is_known]
+    return [one for one in summaries if one.rank_is_known], unknown
+
+
+def _reduced(
+    files: Sequence[Path], num_workers: int, cache: bool
+) -> Iterator[RankSummary | Failure]:
+    if num_workers <= 1:
+        for file in files:
+            yield _decoded(_reduce(file, cache))
+        return
+    pool = ProcessPoolExecutor(num_workers, mp_context=get_context("spawn"), max_tasks_per_child=16)
+    with pool:
+        futures = {pool.submit(_reduce, file, cache): file for file in files}
+        for future in as_completed(futures):
+            yield _result(future, futures[future])
+
+
+def _result(future: Future[bytes], file: Path) -> RankSummary | Failure:
+    try:
+        return _decoded(future.result())
+    except BrokenProcessPool:
+        reason = "the process that read it was killed, most likely for memory; use fewer workers"
+        return Failure(path=str(file), reason=reason)
+
+
+def _reduce(file: Path, cache: bool) -> bytes:
+    """Summary or failure of one file, encoded so that a process returns few bytes."""
+    try:
+        return msgspec.msgpack.encode([reduce_trace(file, cache=cache)])
+    except (TraceError, OSError, MemoryError) as error:
+        reason = str(error) or type(error).__name__
+        return msgspec.msgpack.encode(Failure(path=str(file), reason=reason))
+
+
+def _decoded(data: bytes) -> RankSummary | Failure:
+    if data[:1] == b"\x91":
+        return msgspec.msgpack.decode(data, type=tuple[RankSummary])[0]
+    return msgspec.msgpack.decode(data, type=Failure)

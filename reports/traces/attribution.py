@@ -1,0 +1,125 @@
+"""For each piece of work its class, phase, operator and module; of collectives axis and kind."""
+
+import numpy as np
+from msgspec import Struct
+
+from reports.traces import work as lanes
+from reports.traces.classify import (
+    CLASSES,
+    COMMUNICATION,
+    COPY,
+    OPTIMIZER,
+    OTHER,
+    context_class,
+    kernel_class,
+    operator_class,
+    resolve,
+)
+from reports.traces.columns import CATEGORY, NONE, Ints, Numbering
+from reports.traces.communication import axis_of, collective_facts
+from reports.traces.links import Links
+from reports.traces.loader import Trace
+from reports.traces.nesting import Nesting, inherit, nearest_or_self
+from reports.traces.phases import PHASES, modules, phases
+
+_OPTIMIZER_PHASE = PHASES.index("optimizer")
+
+
+class Attribution(Struct, frozen=True, kw_only=True):
+    """One entry per piece, except host_phase (per event). -1: unknown.
+
+    axis, kind: numbers into axes and kinds, 0 (empty) for what is no collective.
+    """
+
+    class_number: Ints
+    phase: Ints
+    operator: Ints
+    module: Ints
+    axis: Ints
+    kind: Ints
+    axes: tuple[str, ...]
+    kinds: tuple[str, ...]
+    host_phase: Ints
+
+
+def attribute(trace: Trace, work: lanes.Work, nesting: Nesting, links: Links) -> Attribution:
+    """Attribute every piece; device work through the host call that launched it."""
+    events = trace.events
+    host_phase = phases(events, nesting, trace.names)
+    caller = _callers(trace, work, links)
+    known = caller != NONE
+    operator = np.where(known, _operators(trace, nesting)[caller], NONE)
+    module = np.where(known, modules(events, nesting, trace.names)[caller], NONE)
+    phase = np.where(known, host_phase[caller], PHASES.index("other"))
+    axis, kind, axes, kinds = _collective_columns(trace, work, nesting, links)
+    return Attribution(
+        class_number=_classes(trace, work, nesting, caller, operator, phase),
+        phase=phase,
+        operator=operator,
+        module=module,
+        axis=axis,
+        kind=kind,
+        axes=axes,
+        kinds=kinds,
+        host_phase=host_phase,
+    )
+
+
+def _callers(trace: Trace, work: lanes.Work, links: Links) -> Ints:
+    """Host row of each piece: the launch of a device event, or the operator itself."""
+    if not work.on_device:
+        return work.row
+    launch = np.full(len(trace.events), NONE, dtype=np.int64)
+    launch[links.device] = links.launch
+    return launch[work.row]
+
+
+def _operators(trace: Trace, nesting: Nesting) -> Ints:
+    rows = np.flatnonzero(trace.events.category == CATEGORY["cpu_op"])
+    return nearest_or_self(nesting, rows, len(trace.events))
+
+
+def _classes(
+    trace: Trace, work: lanes.Work, nesting: Nesting, caller: Ints, operator: Ints, phase: Ints
+) -> Ints:
+    names = trace.names or ("",)
+    number = {name: place for place, name in enumerate(CLASSES)}
+    by_kernel = np.array([number[kernel_class(name)] for name in names])
+    by_operator = np.array([number[operator_class(name)] for name in names])
+    contexts = [context_class(name) for name in names]
+    by_context = np.array([NONE if one is None else number[one] for one in contexts])
+    context = inherit(nesting, by_context[trace.events.name])
+    name = trace.events.name[work.row]
+    own = by_kernel[name] if work.on_device else by_operator[name]
+    own = np.where(work.lane == lanes.COMMUNICATION, number[COMMUNICATION], own)
+    own = np.where(work.lane == lanes.COPIES, number[COPY], own)
+    around = np.where(caller != NONE, context[caller], NONE)
+    around = np.where(phase == _OPTIMIZER_PHASE, number[OPTIMIZER], around)
+    around = np.where(work.lane == lanes.COMPUTE, around, NONE)
+    launched = np.where(operator != NONE, by_operator[trace.events.name[operator]], number[OTHER])
+    return _resolved(own, around, launched)
+
+
+def _resolved(own: Ints, context: Ints, operator: Ints) -> Ints:
+    """`classify.resolve` for every piece, once per distinct combination."""
+    table = np.stack([own, context, operator], axis=1)
+    distinct, place = np.unique(table, axis=0, return_inverse=True)
+    results = [
+        CLASSES.index(resolve(CLASSES[a], None if b == NONE else CLASSES[b], CLASSES[c]))
+        for a, b, c in distinct.tolist()
+    ]
+    return np.array(results, dtype=np.int64)[place.reshape(-1)]
+
+
+def _collective_columns(
+    trace: Trace, work: lanes.Work, nesting: Nesting, links: Links
+) -> tuple[Ints, Ints, tuple[str, ...], tuple[str, ...]]:
+    axes, kinds = Numbering({"": 0}), Numbering({"": 0})
+    axis = np.zeros(len(trace.events), dtype=np.int64)
+    kind = np.zeros(len(trace.events), dtype=np.int64)
+    rows = np.unique(work.row[work.lane == lanes.COMMUNICATION])
+    for row, facts in collective_facts(trace, rows, links, nesting).items():
+        axis[row] = axes[axis_of(facts.description, facts.group_size)]
+        kind[row] = kinds[facts.kind]
+    texts = tuple(str(one) for one in axes), tuple(str(one) for one in kinds)
+    return axis[work.row], kind[work.row], *texts

@@ -1,0 +1,139 @@
+"""Events as Kineto writes them: typed structs that the JSON decoder fills, unknown keys skipped."""
+
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct, field
+
+Number = int | float | str
+Identifier = int | float | str | None
+
+ABSENT = Raw()
+NONE = -1
+
+# Phases of the Chrome trace format that no analysis reads; they are decoded as empty structs.
+IGNORED_PHASES = "IstfbneCSTpFNODPRcvVa(),"
+
+
+class Args(Struct, frozen=True, gc=False):
+    """The arguments that analyses read; those of collectives stay raw, as their types vary."""
+
+    external_id: Identifier = field(name="External id", default=NONE)
+    correlation: Identifier = NONE
+    stream: Identifier = NONE
+    device: Identifier = NONE
+    bytes: Identifier = NONE
+    size: Identifier = None
+    sequence: Identifier = field(name="Sequence number", default=NONE)
+    forward_thread: Identifier = field(name="Fwd thread id", default=NONE)
+    graph_node: Identifier = field(name="graph node id", default=None)
+    input_dims: Raw = field(name="Input Dims", default=ABSENT)
+    input_type: Raw = field(name="Input type", default=ABSENT)
+    collective: Raw = field(name="Collective name", default=ABSENT)
+    input_elements: Raw = field(name="In msg nelems", default=ABSENT)
+    output_elements: Raw = field(name="Out msg nelems", default=ABSENT)
+    group_size: Raw = field(name="Group size", default=ABSENT)
+    dtype: Raw = ABSENT
+    group_name: Raw = field(name="Process Group Name", default=ABSENT)
+    group_description: Raw = field(name="Process Group Description", default=ABSENT)
+    group_ranks: Raw = field(name="Process Group Ranks", default=ABSENT)
+    collective_sequence: Raw = field(name="Seq", default=ABSENT)
+
+
+class Complete(Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
+    """A finished event; ts and dur in microseconds."""
+
+    ts: Number
+    name: str = ""
+    cat: str = ""
+    pid: Identifier = 0
+    tid: Identifier = 0
+    dur: Number | None = None
+    args: Args | None = None
+
+
+class Begin(Struct, frozen=True, gc=False, tag_field="ph", tag="B"):
+    """The start of an event of a file that uses begin and end pairs."""
+
+    ts: Number
+    name: str = ""
+    cat: str = ""
+    pid: Identifier = 0
+    tid: Identifier = 0
+    args: Args | None = None
+
+
+class End(Struct, frozen=True, gc=False, tag_field="ph", tag="E"):
+    """The end of the last event begun on the same thread."""
+
+    ts: Number
+    pid: Identifier = 0
+    tid: Identifier = 0
+
+
+class MemoryArgs(Struct, frozen=True, gc=False):
+    """Arguments of a `[memory]` event: an allocation (bytes > 0) or a free (bytes < 0)."""
+
+    address: int | None = field(name="Addr", default=None)
+    bytes: int | None = field(name="Bytes", default=None)
+    total_allocated: int | None = field(name="Total Allocated", default=None)
+    total_reserved: int | None = field(name="Total Reserved", default=None)
+    device_type: int | None = field(name="Device Type", default=None)
+    device_id: int | None = field(name="Device Id", default=None)
+
+
+class Instant(Struct, frozen=True, gc=False, tag_field="ph", tag="i"):
+    """A point in time; only those called `[memory]` are kept."""
+
+    ts: Number
+    name: str = ""
+    pid: Identifier = 0
+    tid: Identifier = 0
+    args: MemoryArgs | None = None
+
+
+class LabelArgs(Struct, frozen=True, gc=False):
+    """Arguments of a metadata event that names a process or a thread."""
+
+    name: Raw = ABSENT
+
+
+class Label(Struct, frozen=True, gc=False, tag_field="ph", tag="M"):
+    """A metadata event: names of processes and threads."""
+
+    name: str = ""
+    pid: Identifier = 0
+    tid: Identifier = 0
+    args: LabelArgs | None = None
+
+
+def _ignored(phase: str) -> type[Struct]:
+    return msgspec.defstruct(
+        f"Ignored{ord(phase)}", [], frozen=True, gc=False, tag_field="ph", tag=phase
+    )
+
+
+def _union(members: tuple[Any, ...]) -> Any:
+    result = members[0]
+    for member in members[1:]:
+        result |= member
+    return result
+
+
+_IGNORED = tuple(_ignored(phase) for phase in IGNORED_PHASES)
+
+Event = Complete | Begin | End | Instant | Label
+AnyEvent: Any = _union((Complete, Begin, End, Instant, Label, *_IGNORED))
+events_decoder = msgspec.json.Decoder(list[AnyEvent])
+
+
+class ExactComplete(Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
+    """Only the two times of a finished event, as exact decimals."""
+
+    ts: Decimal
+    dur: Decimal | None = None
+
+
+_OTHERS = tuple(_ignored(phase) for phase in IGNORED_PHASES + "BEiM")
+exact_decoder = msgspec.json.Decoder(list[_union((ExactComplete, *_OTHERS))])  # type: ignore[misc]

@@ -32,7 +32,8 @@ def examine(out: Path) -> list[Check]:
     """Return all checks; those that need torch only where it is installed."""
     checks = [_python(), *_packages(), _compiler(), _machine(), _disk(out)]
     if importlib.util.find_spec("torch") is not None:
-        checks += [_gloo(), *_devices(), _peak()]
+        checks += [_gloo(), *_devices()]
+        checks += [_peak(threads) for threads in sorted({1, num_cores()})]
     return checks
 
 
@@ -133,11 +134,14 @@ def _device(name: str, count: int) -> Check:
     return Check(name="cuda", status="ok", detail=f"{count} x {name}: dense TFLOPS {known}")
 
 
-def _peak() -> Check:
+def _peak(threads: int) -> Check:
     def peak() -> str:
-        from bench.cpu_peak import cpu_peak
+        from bench.cpu_peak import measure_again
 
-        found = cpu_peak(num_cores())
-        return f"float32 {found.float32:.3g}, bfloat16 {found.bfloat16:.3g} TFLOPS ({found.how})"
+        found = measure_again(threads)
+        return (
+            f"threads={threads}: float32 {found.float32:.3g}, "
+            f"bfloat16 {found.bfloat16:.3g} TFLOPS, measured"
+        )
 
     return _attempt("cpu peak", peak, "the measured matmul peak is the denominator of a CPU's MFU")

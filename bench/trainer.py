@@ -7,6 +7,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from models.batch import Batch
+from models.layers.attention import AttentionCore
+from parallel.fsdp import reduce_gradients
 from parallel.layout import Shard, clear_gradients, collect_gradients, local_shards
 from parallel.mesh import build_meshes
 from workloads.build import build_model
@@ -51,7 +53,7 @@ class Trainer:
         for microbatch in range(num_microbatches):
             batch = self._batch(index, microbatch)
             counts = [a + b for a, b in zip(counts, count_tokens(batch), strict=True)]
-            self.model.set_requires_gradient_sync(microbatch == num_microbatches - 1)
+            reduce_gradients(self.model, microbatch == num_microbatches - 1)
             losses = self.model(*(tensor.to(self.device) for tensor in batch))
             losses.total.backward()
             sums += torch.stack((losses.main_sum, losses.mtp_sum))
@@ -60,7 +62,7 @@ class Trainer:
     @property
     def has_mtp(self) -> bool:
         """Whether the model also predicts further tokens."""
-        return self.workload.model.num_mtp_layers > 0
+        return self.workload.model.counts().mtp > 0
 
     def standing_tensors(self) -> list[Tensor]:
         """Return what lives between steps: parameters, buffers and optimizer states."""
@@ -70,7 +72,12 @@ class Trainer:
 
     def kernels(self) -> dict[str, str]:
         """Return which kernel ran for each of the operators that have several."""
-        return running_kernels(self.workload, self.device)
+        cores = [m for m in self.model.modules() if isinstance(m, AttentionCore)]
+        names = {"attention": ", ".join(sorted({core.kernel for core in cores}))}
+        if self.workload.precision.quantization == "mxfp8":
+            native = self.device.type == "cuda" and torch.cuda.get_device_capability() >= (10, 0)
+            names["mxfp8"] = "torchao" if native else "torchao, emulated"
+        return names
 
     def _batch(self, index: int, microbatch: int) -> Batch:
         return self.data.batch(

@@ -101,9 +101,9 @@ class Session:
     def count(self) -> None:
         """Run one step under the exact counters."""
         operators, collectives = OperatorCounter(), CollectiveCounter()
-        with TensorBytes(self.trainer.standing_tensors()) as tensors:
-            with Observation((operators, collectives, tensors)):
-                self.run_step("counted")
+        tensors = TensorBytes(self.trainer.standing_tensors())
+        with tensors, Observation((operators, collectives, tensors)):
+            self.run_step("counted")
         self.instruments["memory"].update(tensors.report())
         self.instruments["collectives"] = collectives.report()
         self.instruments["operators"] = operators.report()

@@ -2,7 +2,7 @@
 
 import torch
 
-from models.protocol import LanguageModel
+from models.protocol import Model
 from parallel.compile import compile_model
 from parallel.expert import spread_experts
 from parallel.fsdp import shard
@@ -12,7 +12,7 @@ from parallel.remat import rematerialize
 
 
 def parallelize(
-    model: LanguageModel,
+    model: Model,
     plan: ParallelPlan,
     meshes: Meshes,
     *,

@@ -1,6 +1,7 @@
 """Expert parallelism: experts spread over ranks, tokens exchanged by an autograd all-to-all.
 
-T tokens of this rank, K experts per token, R rows received, E experts in all, N expert ranks.
+T tokens of this rank, K experts per token, R rows received, E experts in all, N expert ranks,
+L experts of this rank.
 Dropless: every (token, expert) pair travels as one row and returns as one row.
 """
 
@@ -16,8 +17,8 @@ from torch.distributed._functional_collectives import (
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from models.layers.moe import LocalDispatcher
-from models.protocol import LanguageModel
+from models.layers.moe import Dispatched, Dispatcher, gather_rows
+from models.protocol import Model
 
 
 class Exchange(NamedTuple):
@@ -27,89 +28,68 @@ class Exchange(NamedTuple):
     sent: list[int]
     received: list[int]
     order_R: torch.Tensor
+    inverse_R: torch.Tensor
 
 
 class ExpertParallelDispatcher(nn.Module):
     """Sorts rows by expert, sends them to the expert's rank, and brings the results back."""
 
-    def __init__(self, local: LocalDispatcher, group: dist.ProcessGroup) -> None:
+    def __init__(self, local: Dispatcher, group: dist.ProcessGroup) -> None:
         super().__init__()
         self.local = local
         self.group = group
 
-    def dispatch(
-        self, x_TD: torch.Tensor, experts_TK: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, Exchange]:
-        """Return this rank's rows (R, D) sorted by local expert, their cumulative ends, the state.
+    def dispatch(self, x_TD: torch.Tensor, experts_TK: torch.Tensor) -> Dispatched:
+        """Return this rank's rows (R, D) sorted by its experts, their cumulative ends, the state.
 
         Args:
             x_TD: this rank's tokens.
-            experts_TK: the chosen experts, global numbers.
+            experts_TK: the chosen experts, numbered over all ranks.
         """
-        rows, offsets_E, state = self.local.dispatch(x_TD, experts_TK)
-        counts_NL = self._counts_by_rank(offsets_E)
+        rows, offsets_E, local_state = self.local.dispatch(x_TD, experts_TK)
+        counts_NL = torch.diff(offsets_E, prepend=offsets_E.new_zeros(1))
+        counts_NL = counts_NL.view(self.group.size(), -1)
         received_NL = all_to_all_single(counts_NL, None, None, self.group)
         # The one synchronization with the host: split sizes are host integers.
         sent, received = torch.stack((counts_NL.sum(1), received_NL.sum(1))).tolist()
         rows = all_to_all_single_autograd(rows, received, sent, self.group)
-        order_R, local_offsets = regroup(received_NL)
-        return rows[order_R], local_offsets, Exchange(state, sent, received, order_R)
+        order_R, inverse_R, offsets_L = regroup(received_NL)
+        exchange = Exchange(local_state, sent, received, order_R, inverse_R)
+        return Dispatched(gather_rows(rows, order_R, inverse_R), offsets_L, exchange)
 
     def combine(
-        self, rows_RD: torch.Tensor, weights_TK: torch.Tensor, exchange: Exchange
+        self, rows_RD: torch.Tensor, weights_TK: torch.Tensor, state: Exchange
     ) -> torch.Tensor:
-        """Send the experts' outputs back and return the weighted sums (T, D)."""
-        by_rank = torch.empty_like(exchange.order_R)
-        by_rank[exchange.order_R] = torch.arange(by_rank.numel(), device=by_rank.device)
-        rows = all_to_all_single_autograd(
-            rows_RD[by_rank], exchange.sent, exchange.received, self.group
-        )
-        return self.local.combine(rows, weights_TK, exchange.local)
-
-    def _counts_by_rank(self, offsets_E: torch.Tensor) -> torch.Tensor:
-        counts_E = torch.diff(offsets_E, prepend=offsets_E.new_zeros(1))
-        return counts_E.view(self.group.size(), -1)
+        """Send the experts' outputs back and return each token's weighted sum (T, D)."""
+        rows = gather_rows(rows_RD, state.inverse_R, state.order_R)
+        rows = all_to_all_single_autograd(rows, state.sent, state.received, self.group)
+        return self.local.combine(rows, weights_TK, state.local)
 
 
-def regroup(received_NL: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the order that sorts received rows by local expert, and the experts' row ends.
+def regroup(received_NL: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the order that sorts received rows by local expert, its inverse, the row ends.
 
     Args:
         received_NL: rows received by source rank and local expert; rows arrive in that order.
     """
-    num_local = received_NL.shape[1]
-    local_expert = torch.arange(num_local, device=received_NL.device).repeat(received_NL.shape[0])
-    expert_R = local_expert.repeat_interleave(received_NL.flatten())
-    ends = received_NL.sum(0).cumsum(0).to(torch.int32)
-    return expert_R.argsort(stable=True), ends
+    N, L = received_NL.shape
+    expert_R = torch.arange(L, device=received_NL.device).repeat(N)
+    order_R = expert_R.repeat_interleave(received_NL.flatten()).argsort(stable=True)
+    rows_R = torch.arange(order_R.numel(), device=order_R.device)
+    inverse_R = torch.empty_like(order_R).scatter_(0, order_R, rows_R)
+    return order_R, inverse_R, received_NL.sum(0).cumsum(0).to(torch.int32)
 
 
-def spread_experts(model: LanguageModel, mesh: DeviceMesh) -> None:
+def spread_experts(model: Model, mesh: DeviceMesh) -> None:
     """Spread every expert layer of a meta-device model over ``mesh``, in place."""
     for _, moe in model.moe_layers():
         for name, weight in list(moe.experts.named_parameters(recurse=False)):
-            if weight.dim() == 3:
-                setattr(moe.experts, name, _shard_experts(weight, mesh))
-        moe.experts.product = LocalProduct(moe.experts.product)
+            setattr(moe.experts, name, _spread(weight, mesh))
         moe.dispatcher = ExpertParallelDispatcher(moe.dispatcher, mesh.get_group())
 
 
-def _shard_experts(weight: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
+def _spread(weight: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
+    assert weight.dim() == 3, "only stacked expert weights can be spread"
     num_local = weight.shape[0] // mesh.size()
     local = weight.new_empty((num_local, *weight.shape[1:]))
     return nn.Parameter(DTensor.from_local(local, mesh, [Shard(0)], run_check=False))
-
-
-class LocalProduct(nn.Module):
-    """A grouped product on this rank's experts of a weight that is spread over ranks."""
-
-    def __init__(self, product: Any) -> None:
-        super().__init__()
-        self.product = product
-
-    def forward(
-        self, x_RD: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor
-    ) -> torch.Tensor:
-        """Return ``product`` of the rows and the local slice of ``weight``."""
-        local = weight.to_local() if isinstance(weight, DTensor) else weight
-        return self.product(x_RD, local, offsets)

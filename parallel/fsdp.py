@@ -5,12 +5,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from models.protocol import Model
 from parallel.mesh import Meshes
-from models.protocol import LanguageModel
 
 
 def shard(
-    model: LanguageModel,
+    model: Model,
     meshes: Meshes,
     *,
     compute_dtype: torch.dtype,
@@ -46,3 +46,9 @@ def sum_gradients(module: FSDPModule) -> None:
     """
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)
+
+
+def reduce_gradients(model: nn.Module, reduce: bool) -> None:
+    """Say whether the next backward pass reduces gradients or only accumulates them."""
+    assert isinstance(model, FSDPModule)
+    model.set_requires_gradient_sync(reduce)

@@ -4,7 +4,7 @@ A group of its own even where two axes span the same ranks: the group's descript
 (``mesh_<axis>``) is how instruments and traces attribute a collective to its axis.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -29,7 +29,7 @@ class Meshes(NamedTuple):
 def build_meshes(plan: ParallelPlan, device_type: str) -> Meshes:
     """Return the meshes of a resolved plan over the initialized default process group."""
     backend = torch.distributed.get_default_backend_for_device(device_type)
-    own_group = {"dp_replicate": backend, "dp_shard": backend}
+    own_group: dict[Any, Any] = {"dp_replicate": backend, "dp_shard": backend}
     world = init_device_mesh(
         device_type,
         (plan.dp_replicate, plan.dp_shard),

@@ -179,7 +179,5 @@ def _grouped_flops(x: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int
 
 
 @register_flop_formula(torch.ops.titanbench.mxfp8_grouped_mm_backward)
-def _grouped_backward_flops(
-    _: Any, x: torch.Size, weight: torch.Size, *__: Any, **___: Any
-) -> int:
+def _grouped_backward_flops(_: Any, x: torch.Size, weight: torch.Size, *__: Any, **___: Any) -> int:
     return 4 * x.numel() * weight[1]

@@ -1,9 +1,11 @@
 """Quantization: which products of a model run in MXFP8."""
 
+from typing import cast
+
 import torch
 from torch import nn
 
-from models.protocol import LanguageModel
+from models.protocol import Model
 from parallel.mxfp8 import BLOCK_SIZE, mxfp8_grouped_mm, mxfp8_linear
 
 
@@ -20,7 +22,7 @@ class Mxfp8Linear(nn.Module):
         return mxfp8_linear(rows, self.weight).unflatten(0, x.shape[:-1])
 
 
-def quantize(model: LanguageModel) -> None:
+def quantize(model: Model) -> None:
     """Run the linear and grouped products of every block in MXFP8, in place.
 
     Routers, embedding and head stay as they are, as in the published recipes; so does a linear
@@ -29,8 +31,8 @@ def quantize(model: LanguageModel) -> None:
     for _, block in model.blocks():
         for module in list(block.modules()):
             for name, child in list(module.named_children()):
-                if type(child) is nn.Linear and fits(child):
-                    setattr(module, name, Mxfp8Linear(child.weight))
+                if isinstance(child, nn.Linear) and fits(child):
+                    setattr(module, name, Mxfp8Linear(cast(nn.Parameter, child.weight)))
     for _, moe in model.moe_layers():
         moe.experts.product = mxfp8_grouped_mm
 

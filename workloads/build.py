@@ -3,13 +3,13 @@
 import torch
 
 from models.initialization import collect_inits, initialize
-from models.protocol import LanguageModel
+from models.protocol import Model
 from parallel.apply import parallelize
 from parallel.mesh import Meshes
 from workloads.workload import Workload
 
 
-def build_model(workload: Workload, meshes: Meshes, device: torch.device) -> LanguageModel:
+def build_model(workload: Workload, meshes: Meshes, device: torch.device) -> Model:
     """Return the workload's model, laid out over ``meshes`` and initialized on ``device``.
 
     Nothing is ever materialized whole: the model is built on the meta device, laid out, and

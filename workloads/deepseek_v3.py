@@ -2,7 +2,12 @@
 
 from msgspec.structs import replace
 
-from models.deepseek_v3 import DEBUG, DEEPSEEK_V3_671B, PROXY
+from models.deepseek_v3 import (
+    DEEPSEEK_V3_671B,
+    DEEPSEEK_V3_671B_MTP1,
+    DEEPSEEK_V3_DEBUG,
+    DEEPSEEK_V3_PROXY,
+)
 from parallel.plan import ParallelPlan
 from workloads.workload import Precision, Training, Workload
 
@@ -11,7 +16,7 @@ def deepseek_v3_671b_mtp1_mxfp8() -> Workload:
     """DeepSeek V3 671B with one MTP module in MXFP8 at 4096 tokens: the published 512-GPU run."""
     return Workload(
         name="deepseek_v3_671b_mtp1_mxfp8",
-        model=replace(DEEPSEEK_V3_671B, num_mtp_layers=1),
+        model=DEEPSEEK_V3_671B_MTP1,
         sequence_length=4096,
         # Not published for that run; what TorchTitan's verified 671B recipes use.
         global_batch_size=15360,
@@ -33,10 +38,10 @@ def deepseek_v3_671b_bf16() -> Workload:
 
 
 def deepseek_v3_proxy() -> Workload:
-    """DeepSeek V3 with MTP in MXFP8, every mechanism of the flagship, small enough for two cores."""
+    """DeepSeek V3 with MTP in MXFP8: every mechanism of the flagship, small, for two cores."""
     return Workload(
         name="deepseek_v3_proxy",
-        model=PROXY,
+        model=DEEPSEEK_V3_PROXY,
         sequence_length=512,
         global_batch_size=4,
         precision=Precision(quantization="mxfp8"),
@@ -49,7 +54,7 @@ def deepseek_v3_debug() -> Workload:
     """DeepSeek V3 at TorchTitan's debug size, 33.0 M parameters, FP32 at 1024 tokens."""
     return Workload(
         name="deepseek_v3_debug",
-        model=DEBUG,
+        model=DEEPSEEK_V3_DEBUG,
         sequence_length=1024,
         global_batch_size=1,
         precision=Precision(compute="float32"),

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from models.muse_spark import MUSE_SPARK, PROXY
+from models.muse_spark import MUSE_SPARK, MUSE_SPARK_PROXY
 from parallel.plan import ParallelPlan
 from workloads.workload import Training, Workload
 
@@ -30,10 +30,10 @@ def muse_spark_4k() -> Workload:
 
 
 def muse_spark_proxy() -> Workload:
-    """Muse Spark with windows, latent experts and gates of the flagship, for two cores."""
+    """Muse Spark: every mechanism of the flagship, small, for two cores."""
     return Workload(
         name="muse_spark_proxy",
-        model=PROXY,
+        model=MUSE_SPARK_PROXY,
         sequence_length=512,
         global_batch_size=4,
         plan=ParallelPlan(remat="selective"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
 
 _NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 _KINDS = {
@@ -68,7 +68,7 @@ def _group_of(args: Sequence[Any]) -> dist.ProcessGroup | None:
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
             return dist.ProcessGroup.unbox(argument)
     names = [argument for argument in args if isinstance(argument, str)]
-    return _resolve_process_group(names[-1]) if names else None
+    return _resolve_process_group(GroupName(names[-1])) if names else None
 
 
 def _sizes(args: Sequence[Any], output: Any) -> Iterator[int]:

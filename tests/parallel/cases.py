@@ -1,0 +1,93 @@
+"""What the ranks of a pool run: training steps of tiny models under a plan."""
+
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+
+from bench.instruments.collectives import CollectiveCounter
+from bench.instruments.memory import TensorBytes
+from bench.instruments.observation import Observation
+from bench.instruments.operators import OperatorCounter
+from bench.trainer import Trainer
+from models.deepseek_v3 import DEEPSEEK_V3_PROXY
+from models.muse_spark import MUSE_SPARK_PROXY
+from parallel.plan import ParallelPlan
+from workloads.workload import Precision, Workload
+
+DEEPSEEK = replace(
+    DEEPSEEK_V3_PROXY,
+    dim=64,
+    num_layers=2,
+    num_heads=2,
+    q_lora_rank=32,
+    kv_lora_rank=32,
+    qk_nope_head_dim=32,
+    qk_rope_head_dim=32,
+    v_head_dim=32,
+    dense_hidden_dim=64,
+    expert_hidden_dim=32,
+    num_experts=8,
+    num_experts_per_token=2,
+)
+MUSE = MUSE_SPARK_PROXY
+MODELS = {"deepseek_v3": DEEPSEEK, "muse_spark": MUSE}
+FP32 = Precision(compute="float32")
+
+
+def tiny(
+    model: str, world_size: int, *, precision: Precision = FP32, data: str = "text", **plan: Any
+) -> Workload:
+    """Return a workload of 4 sequences of 128 tokens under a plan for ``world_size`` ranks."""
+    return Workload(
+        name="tiny",
+        model=MODELS[model],
+        sequence_length=128,
+        global_batch_size=4,
+        data=data,
+        precision=precision,
+        plan=ParallelPlan(**plan).resolve(world_size),
+    )
+
+
+def train(workload: Workload, steps: int = 3) -> list[tuple[float, float, float]]:
+    """Return loss, MTP loss and gradient norm of each step."""
+    trainer = Trainer(workload, torch.device("cpu"))
+    results = [trainer.step(index) for index in range(steps)]
+    return [(r.loss.item(), r.mtp_loss.item(), r.grad_norm.item()) for r in results]
+
+
+def count_collectives(workload: Workload) -> dict[str, dict[str, dict[str, int]]]:
+    """Return the collectives of a step after the first, which sets FSDP up."""
+    trainer = Trainer(workload, torch.device("cpu"))
+    trainer.step(0)
+    counter = CollectiveCounter()
+    with Observation([counter]):
+        trainer.step(1)
+    return counter.report()
+
+
+def peak_tensor_bytes(workload: Workload) -> dict[str, int]:
+    """Return peak and standing tensor bytes of a step after the first."""
+    trainer = Trainer(workload, torch.device("cpu"))
+    trainer.step(0)
+    with TensorBytes(trainer.standing_tensors()) as tensors, Observation([tensors]):
+        trainer.step(1)
+    return tensors.report()
+
+
+def expert_bias(workload: Workload, steps: int) -> list[list[float]]:
+    """Return the routers' biases after ``steps`` steps."""
+    trainer = Trainer(workload, torch.device("cpu"))
+    for index in range(steps):
+        trainer.step(index)
+    return [moe.router.expert_bias.tolist() for _, moe in trainer.model.moe_layers()]
+
+
+def count_operators(workload: Workload) -> dict[str, int]:
+    """Return how often each operator ran in a step."""
+    trainer = Trainer(workload, torch.device("cpu"))
+    counter = OperatorCounter()
+    with Observation([counter]):
+        trainer.step(0)
+    return counter.report()["by_operator"]

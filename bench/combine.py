@@ -192,6 +192,8 @@ def _metrics(
 def _no_peak(hardware: HardwareSection, dtype: str | None) -> str:
     if not hardware.peak_tflops:
         return hardware.peak_source
+    if hardware.details.get("kind") == "cpu":
+        return f"a CPU emulates {dtype} and has no peak for it: see mfu_bf16"
     return f"no dense {dtype} peak is known for {hardware.device} ({hardware.peak_source})"
 
 

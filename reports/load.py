@@ -36,6 +36,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         """Return the steps that the metrics come from."""
         return [step for step in self.steps if step.phase == "measured"]
 
+    def training_steps(self) -> list[Step]:
+        """Return warm-up and measured steps: those before counters and profiler."""
+        return [step for step in self.steps if step.phase in ("warmup", "measured")]
+
 
 def find_records(paths: Sequence[Path]) -> list[tuple[Path, RunRecord]]:
     """Return every record at or below ``paths`` with its run folder, each once, in order.

@@ -25,8 +25,8 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def as_published(value: float) -> str:
-    """Return a figure that others published: as it stands, at most two decimals."""
-    return f"{value:,.2f}".removesuffix("0").removesuffix("0").removesuffix(".")
+    """Return a figure that others published: as it stands, at most three decimals."""
+    return f"{value:,.3f}".rstrip("0").removesuffix(".")
 
 
 def fitting_unit(values: Sequence[float], unit: str) -> tuple[float, str]:
@@ -39,6 +39,22 @@ def fitting_unit(values: Sequence[float], unit: str) -> tuple[float, str]:
     if largest == 0:
         return scales[0]
     return next((scale for scale in scales if largest >= scale[0]), scales[-1])
+
+
+def quantity(value: float, unit: str) -> str:
+    """Return a value with the unit that fits: 12.34 ms."""
+    size, name = fitting_unit([value], unit)
+    return f"{number(value / size)} {name}"
+
+
+def moment(created: str) -> str:
+    """Return an ISO time for people."""
+    return created.replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC")
+
+
+def short_flop(flop: float) -> str:
+    """Return a number of operations in short: 291.9 GFLOP."""
+    return f"{short_count(flop).replace('B', 'G')}FLOP"
 
 
 def short_count(count: float) -> str:

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 from bench.metrics import METRICS
 from reports.blocks import Figure
 from reports.load import Run, Step
-from reports.numbers import fitting_unit, number
+from reports.numbers import fitting_unit, number, quantity
 from reports.svg import HEIGHT, INK, SERIES, Canvas
 from reports.tables import MEMORY_METRICS
 
@@ -39,18 +39,12 @@ def step_time_figure(run: Run, key: str) -> Figure | None:
     middle = median(values)
     canvas = Canvas(xlabel="step", ylabel=f"step time ({unit})")
     axes = canvas.axes
-    axes.axhline(middle, color=INK, linewidth=1, linestyle=(0, (4, 3)), alpha=0.6)
-    axes.plot([step.step for step in steps], values, **line(0, len(values)))
-    axes.set_ylim(0, 1.18 * max(values))
-    axes.annotate(
-        f"median {number(middle)} {unit}",
-        xy=(1, middle),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, -11),
-        textcoords="offset points",
-        ha="right",
-    )
+    axes.plot([step.step for step in steps], values, label="slowest rank", **line(0, len(values)))
+    label = f"median {number(middle)} {unit}"
+    axes.axhline(middle, color=INK, linewidth=1, linestyle=(0, (4, 3)), alpha=0.6, label=label)
+    axes.set_ylim(0, 1.15 * max(values))
     whole_steps(canvas)
+    above(canvas, 2)
     low, high = number(min(values)), number(max(values))
     return Figure(
         title="Step time",
@@ -63,16 +57,15 @@ def step_time_figure(run: Run, key: str) -> Figure | None:
 
 def left_out(run: Run) -> str:
     """Return a sentence about the steps that are not in the picture, if there are any."""
-    warmup = [step for step in run.steps if step.phase == "warmup"]
-    if not warmup:
-        return ""
-    longest = max(step.step_time for step in warmup)
-    size, unit = fitting_unit([longest], "s")
-    plural = "s" if len(warmup) > 1 else ""
-    return (
-        f"Not shown: {len(warmup)} warm-up step{plural}, the longest {number(longest / size)} "
-        f"{unit}, and the steps under counters and profiler. "
-    )
+    warmup = [step.step_time for step in run.steps if step.phase == "warmup"]
+    num_others = len(run.steps) - len(run.training_steps())
+    parts = []
+    if warmup:
+        longest = quantity(max(warmup), "s")
+        parts.append(f"{len(warmup)} of warm-up, the longest {longest}")
+    if num_others:
+        parts.append(f"{num_others} under counters or profiler")
+    return f"Steps not shown: {'; '.join(parts)}. " if parts else ""
 
 
 def memory_figure(run: Run, key: str) -> Figure | None:
@@ -87,7 +80,7 @@ def memory_figure(run: Run, key: str) -> Figure | None:
     }
     num_ranks = max(len(values) for values in series.values())
     canvas = memory_bars(series, unit) if num_ranks <= MAX_BARS else memory_lines(series, unit)
-    sources = " ".join(f"{METRICS[name].title}: {METRICS[name].formula}." for name in kinds)
+    sources = " ".join(f"{METRICS[name].title}: {of_a_rank(name)}." for name in kinds)
     words = "; ".join(
         f"{title.lower()} {number(min(values))} to {number(max(values))} {unit}"
         for title, values in series.items()
@@ -98,6 +91,11 @@ def memory_figure(run: Run, key: str) -> Figure | None:
         caption=f"Peak of each rank in {unit}. {sources}",
         words=f"{words} over {num_ranks} rank{'s' if num_ranks > 1 else ''}",
     )
+
+
+def of_a_rank(name: str) -> str:
+    """Return how a memory metric is counted before the maximum over ranks is taken."""
+    return METRICS[name].formula.removesuffix(", maximum over ranks")
 
 
 def memory_bars(series: dict[str, list[float]], unit: str) -> Canvas:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.metrics import METRICS
+from bench.record import RunRecord
 from reports.blocks import (
     Block,
     Cell,
@@ -20,21 +21,19 @@ from reports.blocks import (
     Tiles,
 )
 from reports.load import Run
-from reports.numbers import fitting_unit, number, scalar, short_bytes
+from reports.numbers import fitting_unit, number, quantity, short_bytes
 from reports.plots import figures
 from reports.settings import environment_table, what_ran
-from reports.tables import MEMORY_METRICS, loss_cell, metrics_table, references_table
+from reports.tables import (
+    MEMORY_METRICS,
+    metrics_table,
+    mfu_name,
+    references_table,
+)
 
 RunPart = tuple[str, Callable[[Run, str], Sequence[Block]]]
 
-HEADLINE = (
-    "tokens_per_second_per_device",
-    "step_time",
-    "model_tflops_per_device.full",
-    "model_tflops_per_device.causal",
-    "mfu.full",
-    "mfu.causal",
-)
+ENDS = {"failed": "Failed", "timeout": "Timed out", "interrupted": "Interrupted"}
 
 
 def run_parts(run: Run, anchor: str, parts: Sequence[RunPart]) -> list[Part]:
@@ -46,13 +45,7 @@ def run_parts(run: Run, anchor: str, parts: Sequence[RunPart]) -> list[Part]:
 def summary(run: Run, anchor: str) -> list[Block]:
     """Return what happened, and the numbers to read first."""
     blocks = failure(run)
-    tiles = [tile for name in HEADLINE if (tile := headline(run, name))]
-    memory = [tile for name in MEMORY_METRICS if (tile := headline(run, name))]
-    valid = [tile for tile in memory if tile.cell.value is not None]
-    tiles += (valid or memory)[:1]
-    loss = loss_cell(run)
-    if loss.value is not None:
-        tiles.append(Tile(label="Loss, first to last step", cell=loss, unit="nats/token"))
+    tiles = headline(run)
     if tiles:
         blocks.append(Tiles(tiles=tiles))
     return blocks
@@ -63,38 +56,79 @@ def failure(run: Run) -> list[Block]:
     record = run.record
     if record.status == "ok":
         return []
-    if record.failure is None:
-        return [Text(text=f"This run ended as: {record.status}.", tone="bad")]
-    who = "" if record.failure.rank is None else f" on rank {record.failure.rank}"
     done = f", after {len(run.steps)} completed steps" if run.steps else ""
+    if record.failure is None:
+        return [Text(text=f"{ENDS[record.status]}{done}.", tone="bad")]
+    who = "" if record.failure.rank is None else f" on rank {record.failure.rank}"
     hint = [Text(text=record.failure.hint, tone="warning")] if record.failure.hint else []
     return [
-        Text(text=f"This run ended as: {record.status}{who}{done}.", tone="bad"),
+        Text(text=f"{ENDS[record.status]}{who}{done}.", tone="bad"),
         Preformatted(text=record.failure.error, tone="bad"),
         *hint,
     ]
 
 
-def headline(run: Run, name: str) -> Tile | None:
+def headline(run: Run) -> list[Tile]:
+    """Return the numbers to read first, those that the record has."""
+    record = run.record
+    memory = [name for name in MEMORY_METRICS if name in record.metrics]
+    valid = [name for name in memory if record.metrics[name].value is not None]
+    tiles = [
+        tile(record, "Speed per device", "tokens_per_second_per_device"),
+        tile(record, "Step time", "step_time", note=step_time_note(run)),
+        tile(
+            record,
+            "Model FLOPS per device, full",
+            "model_tflops_per_device.full",
+            note=in_causal(record, "model_tflops_per_device.causal"),
+        ),
+        tile(record, *mfu_tile(record)),
+        *(tile(record, METRICS[name].title, name) for name in (valid or memory)[:1]),
+    ]
+    steps = run.training_steps()
+    started = f"from {number(steps[0].loss)} at the first step" if steps else ""
+    tiles.append(tile(record, "Loss", "loss", note=started))
+    return [tile for tile in tiles if tile is not None]
+
+
+def tile(record: RunRecord, label: str, name: str, note: str = "") -> Tile | None:
     """Return a metric as a tile, or None if the record does not have it."""
-    metric = run.record.metrics.get(name)
+    metric = record.metrics.get(name)
     if metric is None:
         return None
-    label = METRICS[name].title
     if metric.value is None:
         reason = metric.invalid or ""
         return Tile(label=label, unit="", cell=Cell(text="invalid", note=reason, tone="warning"))
     size, unit = fitting_unit([metric.value], metric.unit)
-    note = ""
-    if name == "step_time" and len(metric.samples) > 1:
-        low, high = (number(f(metric.samples) / size) for f in (min, max))
-        note = f"{low} to {high} over {len(metric.samples)} steps"
-    elif "peak_tflops" in metric.details:
-        peak, peak_unit = fitting_unit([float(metric.details["peak_tflops"] or 0)], "TFLOPS")
-        value = number(float(metric.details["peak_tflops"] or 0) / peak)
-        note = f"of {value} {peak_unit} ({metric.details.get('peak_dtype')})"
-    text = number(metric.value / size)
-    return Tile(label=label, unit=unit, cell=Cell(text=text, note=note, value=metric.value))
+    cell = Cell(text=number(metric.value / size), note=note, value=metric.value)
+    return Tile(label=label, unit=unit, cell=cell)
+
+
+def mfu_tile(record: RunRecord) -> tuple[str, str, str]:
+    """Return label, metric and note of the MFU: its denominator is named."""
+    name = mfu_name(record, "full")
+    causal = in_causal(record, name.replace(".full", ".causal"))
+    dtype = record.metrics[name].details.get("peak_dtype") if name in record.metrics else None
+    label = f"MFU of the {dtype} peak, full" if dtype else "MFU, full"
+    return label, name, causal
+
+
+def in_causal(record: RunRecord, name: str) -> str:
+    """Return a metric in the causal convention as a note."""
+    metric = record.metrics.get(name)
+    if metric is None or metric.value is None:
+        return ""
+    return f"causal: {quantity(metric.value, metric.unit)}"
+
+
+def step_time_note(run: Run) -> str:
+    """Return the range of the step times."""
+    metric = run.record.metrics.get("step_time")
+    if metric is None or metric.value is None or len(metric.samples) < 2:
+        return ""
+    size, _ = fitting_unit([metric.value], metric.unit)
+    low, high = number(min(metric.samples) / size), number(max(metric.samples) / size)
+    return f"{low} to {high} over {len(metric.samples)} steps"
 
 
 def settings(run: Run, anchor: str) -> list[Block]:
@@ -115,7 +149,7 @@ def pictures(run: Run, anchor: str) -> list[Block]:
 
 def published(run: Run, anchor: str) -> list[Block]:
     """Return the published results of the workload beside the run, marked as such."""
-    if not run.references:
+    if not run.references or run.record.status != "ok":
         return []
     return [
         Text(
@@ -196,7 +230,7 @@ def operator_rows(calls: Any) -> list[list[Cell]]:
 
 def counter_value(name: str, value: float) -> str:
     """Return a counter as text; bytes in a unit that fits."""
-    return short_bytes(value) if name.endswith("bytes") else scalar(value)
+    return short_bytes(value) if name.endswith("bytes") else f"{value:,}"
 
 
 def surroundings(run: Run, anchor: str) -> list[Block]:

@@ -8,8 +8,10 @@ from bench.record import RunRecord, write_atomic
 from reports.blocks import Block, Cell, Part, Report, Section, Text
 from reports.load import Run, read_steps
 from reports.markdown import render_markdown
+from reports.numbers import moment, number
 from reports.page import render_page
 from reports.run_parts import RUN_PARTS, RunPart, run_parts
+from reports.settings import emulated_kernels
 from reports.tables import TONES, overview_table
 
 RENDERERS = {".html": render_page, ".md": render_markdown}
@@ -99,7 +101,7 @@ def build_report(runs: Sequence[Run], parts: Sequence[RunPart]) -> Report:
     overview: list[Block] = [overview_table(runs, anchors)] if len(runs) > 1 else []
     return Report(
         title="TitanBench report",
-        subtitle=f"{verdict(records)} Newest run of {max(r.created for r in records)}.",
+        subtitle=verdict(records),
         overview=overview,
         sections=[
             run_section(run, anchor, parts) for run, anchor in zip(runs, anchors, strict=True)
@@ -112,11 +114,32 @@ def build_report(runs: Sequence[Run], parts: Sequence[RunPart]) -> Report:
 
 
 def verdict(records: Sequence[RunRecord]) -> str:
-    """Return in a sentence how many runs succeeded."""
-    succeeded = sum(record.status == "ok" for record in records)
+    """Return in a sentence what came out."""
     if len(records) == 1:
-        return f"One run: {records[0].status}."
-    return f"{succeeded} of {len(records)} runs succeeded."
+        return outcome(records[0])
+    others = [record.workload.name for record in records if record.status != "ok"]
+    if not others:
+        return f"All {len(records)} runs succeeded."
+    num_ok = len(records) - len(others)
+    return f"{num_ok} of {len(records)} runs succeeded, not {', '.join(others)}."
+
+
+def outcome(record: RunRecord) -> str:
+    """Return a run's result in a sentence."""
+    name = record.workload.name
+    if record.status != "ok":
+        return f"{name} did not succeed: {record.status}."
+    speed = record.metrics.get("tokens_per_second_per_device")
+    if speed is None or speed.value is None:
+        return f"{name} succeeded."
+    devices = f"{record.hardware.num_devices:,} x {record.hardware.device}"
+    return f"{name} trains at {number(speed.value)} tokens/s per device on {devices}."
+
+
+def badges(record: RunRecord) -> list[Cell]:
+    """Return status and kind, and that something was only emulated."""
+    emulated = [Cell(text="emulated kernels", tone="warning")] if emulated_kernels(record) else []
+    return [Cell(text=record.status, tone=TONES[record.status]), Cell(text=record.kind), *emulated]
 
 
 def run_section(run: Run, anchor: str, parts: Sequence[RunPart]) -> Section:
@@ -124,11 +147,8 @@ def run_section(run: Run, anchor: str, parts: Sequence[RunPart]) -> Section:
     record = run.record
     return Section(
         title=record.workload.name,
-        subtitle=f"{record.run_id}, {record.created}",
+        subtitle=f"{record.run_id}, {moment(record.created)}",
         anchor=anchor,
-        badges=[
-            Cell(text=record.status, tone=TONES[record.status]),
-            Cell(text=record.kind),
-        ],
+        badges=badges(record),
         parts=run_parts(run, anchor, parts),
     )

@@ -5,7 +5,7 @@ from typing import Any
 
 from bench.record import RunRecord
 from reports.blocks import Cell, Column, Facts, Table
-from reports.numbers import ABSENT, number, scalar, short_bytes, short_count
+from reports.numbers import ABSENT, number, quantity, scalar, short_bytes, short_count, short_flop
 
 
 def what_ran(record: RunRecord) -> Facts:
@@ -33,7 +33,7 @@ def model_cell(record: RunRecord) -> Cell:
     """Return the network's size and its FLOPs per token in both conventions."""
     model = record.model
     flops = [
-        f"{number(value / 1e9)} GFLOP per token ({convention})"
+        f"{short_flop(value)} per token ({convention})"
         for convention, value in record.flops.per_token.items()
     ]
     return Cell(
@@ -76,10 +76,11 @@ def precision_cell(record: RunRecord) -> Cell:
     note = ""
     if emulated:
         note = (
-            f"emulated on this device: {', '.join(emulated)}. "
-            "The numerics are those of the format, the speed is not."
+            f"{', '.join(emulated)}: emulated on this device, with the numerics of the format "
+            "but not its speed"
         )
-    return Cell(text=pairs(record.precision), note=note, tone="warning" if emulated else "plain")
+    label = " (emulated)" if emulated else ""
+    return Cell(text=pairs(record.precision) + label, note=note)
 
 
 def emulated_kernels(record: RunRecord) -> list[str]:
@@ -93,7 +94,7 @@ def device_cell(record: RunRecord) -> Cell:
     """Return number and kind of devices, with the peaks that MFU is measured against."""
     hardware = record.hardware
     peaks = ", ".join(
-        f"{dtype} {number(peak)} TFLOPS" for dtype, peak in hardware.peak_tflops.items()
+        f"{dtype} {quantity(peak, 'TFLOPS')}" for dtype, peak in hardware.peak_tflops.items()
     )
     notes = [f"dense peak per device: {peaks} ({hardware.peak_source})" if peaks else ""]
     if hardware.memory_gib:

@@ -8,7 +8,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-WIDTH, HEIGHT = 4.6, 2.5  # inches: about the width of a phone, so that text stays readable there
+WIDTH, HEIGHT = 3.9, 2.3  # inches: about the width of a phone, so that text stays readable there
 
 # Colours that stand for the page's: each becomes a CSS value that follows light and dark.
 INK = "#010203"

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from bench.metrics import CONVENTIONS, METRICS
 from bench.record import MetricValue, RunRecord, Status
 from reports.blocks import Cell, Column, Table, Tone
 from reports.load import Run
-from reports.numbers import ABSENT, as_published, fitting_unit, number
+from reports.numbers import ABSENT, as_published, fitting_unit, number, quantity
 from reports.settings import pairs
 
 MEMORY_METRICS = (
@@ -86,8 +88,8 @@ def counting(metric: MetricValue) -> str:
     details = dict(metric.details)
     notes = []
     if "peak_dtype" in details and "peak_tflops" in details:
-        dtype, peak = details.pop("peak_dtype"), details.pop("peak_tflops")
-        notes.append(f"denominator: {dtype} peak of {number(float(peak or 0))} TFLOPS per device")
+        dtype, peak = details.pop("peak_dtype"), float(details.pop("peak_tflops") or 0)
+        notes.append(f"denominator: {dtype} peak of {quantity(peak, 'TFLOPS')} per device")
     others = {name: value for name, value in details.items() if name not in SHOWN_DETAILS}
     if others:
         notes.append(pairs(others))
@@ -99,12 +101,12 @@ def overview_table(runs: Sequence[Run], anchors: Sequence[str]) -> Table:
     columns = [
         Column(title="Workload"),
         Column(title="Status"),
-        Column(title="Devices"),
         Column(title="Speed", unit="tokens/s per device", is_numeric=True),
         *(Column(title="TFLOPS", unit=f"{c}, per device", is_numeric=True) for c in CONVENTIONS),
-        *(Column(title="MFU", unit=f"{c}, %", is_numeric=True) for c in CONVENTIONS),
+        *(Column(title="MFU", unit=f"{c}, % of peak of", is_numeric=True) for c in CONVENTIONS),
         Column(title="Peak memory", unit="GiB", is_numeric=True),
-        Column(title="Loss", unit="first to last step", is_numeric=True),
+        Column(title="Loss", unit="first \u2192 last step", is_numeric=True),
+        Column(title="Devices"),
     ]
     rows = [overview_row(run, anchor) for run, anchor in zip(runs, anchors, strict=True)]
     return Table(columns=columns, rows=rows)
@@ -118,12 +120,12 @@ def overview_row(run: Run, anchor: str) -> list[Cell]:
     return [
         Cell(text=record.workload.name, note=record.run_id, link=f"#{anchor}"),
         Cell(text=record.status, note=kind or first_line(failure), tone=TONES[record.status]),
-        Cell(text=f"{record.hardware.num_devices:,} x {record.hardware.device}"),
         metric_cell(record, "tokens_per_second_per_device"),
         *(metric_cell(record, f"model_tflops_per_device.{c}") for c in CONVENTIONS),
-        *(mfu_cell(record, f"mfu.{c}") for c in CONVENTIONS),
+        *(mfu_cell(record, c) for c in CONVENTIONS),
         memory_cell(record),
         loss_cell(run),
+        Cell(text=f"{record.hardware.num_devices:,} x {record.hardware.device}"),
     ]
 
 
@@ -133,24 +135,32 @@ def metric_cell(record: RunRecord, name: str) -> Cell:
     if metric is None:
         return NOTHING
     if metric.value is None:
-        return Cell(text="invalid", note=metric.invalid or "", tone="warning")
+        return Cell(text="invalid", tone="warning")
     origin = metric.details.get("origin")
     if origin == "stated":
         return Cell(text=as_published(metric.value), value=metric.value)
-    note = "derived" if origin == "derived" else ""
-    tone: Tone = "muted" if note else "plain"
-    return Cell(text=number(metric.value), value=metric.value, note=note, tone=tone)
+    if origin == "derived":
+        return Cell(text=number(metric.value), value=metric.value, note="derived", tone="muted")
+    return Cell(text=number(metric.value), value=metric.value)
 
 
-def mfu_cell(record: RunRecord, name: str) -> Cell:
-    """Return an MFU with its denominator."""
+def mfu_cell(record: RunRecord, convention: str) -> Cell:
+    """Return the MFU with the dtype of its denominator."""
+    name = mfu_name(record, convention)
     cell = metric_cell(record, name)
-    details = record.metrics[name].details if cell.value is not None else {}
-    if "peak_tflops" not in details:
+    if cell.value is None:
         return cell
-    peak = f"of {details['peak_dtype']} {number(float(details['peak_tflops'] or 0))} TFLOPS"
-    note = f"{cell.note}, {peak}" if cell.note else peak
-    return Cell(text=cell.text, value=cell.value, note=note, tone=cell.tone)
+    dtype = str(record.metrics[name].details.get("peak_dtype", "bf16"))
+    return replace(cell, note=f"{dtype}, {cell.note}" if cell.note else dtype)
+
+
+def mfu_name(record: RunRecord, convention: str) -> str:
+    """Return the MFU to show: the stated one, else that of the products' dtype if it is valid."""
+    names = [f"{kind}.{convention}" for kind in ("mfu", "mfu_bf16")]
+    found = [name for name in names if name in record.metrics]
+    stated = [name for name in found if record.metrics[name].details.get("origin") == "stated"]
+    valid = [name for name in found if record.metrics[name].value is not None]
+    return (stated or valid or names)[0]
 
 
 def memory_cell(record: RunRecord) -> Cell:
@@ -164,9 +174,10 @@ def memory_cell(record: RunRecord) -> Cell:
 
 
 def loss_cell(run: Run) -> Cell:
-    """Return the loss of the first and the last step, or the last alone."""
-    if len(run.steps) > 1:
-        first, last = run.steps[0].loss, run.steps[-1].loss
+    """Return the loss of the first and of the last measured step, or the last alone."""
+    steps = run.training_steps()
+    if len(steps) > 1:
+        first, last = steps[0].loss, steps[-1].loss
         return Cell(text=f"{number(first)} \u2192 {number(last)}", value=last)
     return metric_cell(run.record, "loss")
 
@@ -182,13 +193,11 @@ def references_table(run: Run) -> Table:
     columns = [
         Column(title="Result"),
         Column(title="Devices"),
-        Column(title="Precision"),
         Column(title="Speed", unit="tokens/s per device", is_numeric=True),
         *(Column(title="TFLOPS", unit=f"{c}, per device", is_numeric=True) for c in CONVENTIONS),
-        *(Column(title="MFU", unit=f"{c}, %", is_numeric=True) for c in CONVENTIONS),
-        Column(title="Peak memory", unit="GiB", is_numeric=True),
-        Column(title="Batch"),
-        Column(title="Plan"),
+        *(Column(title="MFU", unit=f"{c}, % of peak of", is_numeric=True) for c in CONVENTIONS),
+        Column(title="Memory", unit="GiB", is_numeric=True),
+        Column(title="Settings"),
         Column(title="Source"),
     ]
     this = Cell(text=run.record.workload.name, note=f"this run, {run.record.kind}", tone="good")
@@ -201,37 +210,43 @@ def references_table(run: Run) -> Table:
 
 def result_row(title: Cell, record: RunRecord) -> list[Cell]:
     """Return one result's row."""
-    workload = record.workload
-    batch = "? " if workload.global_batch_size is None else f"{workload.global_batch_size:,} "
     return [
         title,
-        Cell(text=f"{record.hardware.num_devices:,} x {record.hardware.device}"),
-        Cell(text=precision_in_short(record)),
+        Cell(
+            text=f"{record.hardware.num_devices:,} x {record.hardware.device}",
+            note=precision_in_short(record),
+        ),
         metric_cell(record, "tokens_per_second_per_device"),
         *(metric_cell(record, f"model_tflops_per_device.{c}") for c in CONVENTIONS),
-        *(mfu_cell(record, f"mfu.{c}") for c in CONVENTIONS),
+        *(mfu_cell(record, c) for c in CONVENTIONS),
         memory_cell(record),
-        Cell(text=f"{batch}x {workload.sequence_length:,}", note=routing_note(workload.routing)),
-        Cell(text=pairs({k: v for k, v in record.plan.items() if v is not None}) or ABSENT),
+        settings_cell(record),
         Cell(text=source_name(record), link=record.source, note=" ".join(record.notes)),
     ]
 
 
-def routing_note(routing: str) -> str:
-    """Return how tokens are routed, if that is known."""
-    return f"{routing} routing" if routing else ""
+def settings_cell(record: RunRecord) -> Cell:
+    """Return the plan without what stands elsewhere, with batch and routing."""
+    plan = {k: v for k, v in record.plan.items() if v is not None and k != "world_size"}
+    workload = record.workload
+    batch = workload.global_batch_size
+    sequences = "batch not stated" if batch is None else f"batch {batch:,}"
+    return Cell(
+        text=pairs(plan) or "plan not stated",
+        note=f"{sequences} x {workload.sequence_length:,}, routing {workload.routing}",
+    )
 
 
 def precision_in_short(record: RunRecord) -> str:
     """Return the dtype of the matrix products."""
     quantization = record.precision.get("quantization") or "none"
     wide = record.precision.get("compute")
-    return str(quantization if quantization != "none" else wide or "not stated")
+    return str(quantization if quantization != "none" else wide or "precision not stated")
 
 
 def source_name(record: RunRecord) -> str:
     """Return where a result comes from, short enough for a table, with its date."""
     if record.kind == "measured":
-        return f"measured {record.created[:10]}"
+        return f"measured here, {record.created[:10]}"
     host = record.source.split("/")[2] if record.source.startswith("https://") else record.source
     return f"{host}, {record.created}" if record.created else host

@@ -82,7 +82,7 @@ class Trainer:
     def _batch(self, index: int, microbatch: int) -> Batch:
         return self.data.batch(
             index,
-            rank=self.meshes.world.get_rank(),
+            rank=self.meshes.data_rank(),
             num_ranks=self.workload.plan.num_data_ranks,
             microbatch=microbatch,
             num_microbatches=self.workload.plan.microbatches,

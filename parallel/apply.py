@@ -25,8 +25,8 @@ def parallelize(
     Expert parallelism, quantization, rematerialization, compilation and sharding, in this
     order: each works on what the ones before it left.
     """
-    if meshes.expert_parallel is not None:
-        spread_experts(model, meshes.expert_parallel)
+    if meshes.sparse is not None:
+        spread_experts(model, meshes.sparse["ep"])
     if quantization == "mxfp8":
         # Imported here: torchao costs every rank seconds that other precisions do not owe.
         from parallel.quantization import quantize

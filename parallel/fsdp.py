@@ -30,13 +30,13 @@ def shard(
         wrapped = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
         sum_gradients(wrapped)
 
-    if meshes.expert_parallel is not None:
+    if meshes.sparse is not None:
         for _, moe in model.moe_layers():
             wrap(moe.experts, meshes.experts, reshard=reshard_after_forward)
     for _, block in model.blocks():
-        wrap(block, meshes.dense, reshard=reshard_after_forward)
+        wrap(block, meshes.fsdp, reshard=reshard_after_forward)
     # The root holds embedding, final norm and head: used last forward and first backward.
-    wrap(model, meshes.dense, reshard=False)
+    wrap(model, meshes.fsdp, reshard=False)
 
 
 def sum_gradients(module: FSDPModule) -> None:

@@ -1,4 +1,4 @@
-"""The device mesh: one named axis per kind of parallelism, each with a process group of its own.
+"""The device meshes: one named axis per kind of parallelism, each with a process group of its own.
 
 A group of its own even where two axes span the same ranks: the group's description
 (``mesh_<axis>``) is how instruments and traces attribute a collective to its axis.
@@ -13,37 +13,62 @@ from parallel.plan import ParallelPlan
 
 
 class Meshes(NamedTuple):
-    """The views of the world that the kinds of parallelism work on.
+    """The world, cut twice: for dense parameters and tokens, and for experts.
 
-    ``dense`` shards (and replicates) all parameters but the experts', ``experts`` those of the
-    experts, ``expert_parallel`` exchanges tokens. The first two have the dimensions
-    (``dp_replicate``,) shard; the last one is None without expert parallelism.
+    ``dense`` has the axes pp, dp_replicate, dp_shard, cp, tp; ``sparse`` has pp, dp_replicate,
+    efsdp, ep over the same ranks in the same order, so that the ep axis runs over neighbours in
+    tp, then cp, then dp_shard. Without expert parallelism ``sparse`` is None.
     """
 
-    world: DeviceMesh
     dense: DeviceMesh
+    fsdp: DeviceMesh
+    """Shards (and replicates) all parameters but the experts': (dp_replicate,) dp_shard x cp."""
+    sparse: DeviceMesh | None
     experts: DeviceMesh
-    expert_parallel: DeviceMesh | None
+    """Shards (and replicates) the experts' parameters: (dp_replicate,) efsdp."""
+
+    def data_rank(self) -> int:
+        """Return which part of the batch this rank trains on; cp and tp ranks share one."""
+        replicate, shard = (self.dense[axis] for axis in ("dp_replicate", "dp_shard"))
+        return replicate.get_local_rank() * shard.size() + shard.get_local_rank()
 
 
 def build_meshes(plan: ParallelPlan, device_type: str) -> Meshes:
     """Return the meshes of a resolved plan over the initialized default process group."""
-    backend = torch.distributed.get_default_backend_for_device(device_type)
-    own_group: dict[Any, Any] = {"dp_replicate": backend, "dp_shard": backend}
-    world = init_device_mesh(
+    dense = _mesh(
         device_type,
-        (plan.dp_replicate, plan.dp_shard),
-        mesh_dim_names=("dp_replicate", "dp_shard"),
-        backend_override=own_group,
+        pp=plan.pp,
+        dp_replicate=plan.dp_replicate,
+        dp_shard=plan.dp_shard,
+        cp=plan.cp,
+        tp=plan.tp,
     )
-    dense = world if plan.dp_replicate > 1 else world["dp_shard"]
+    shard_axis = "dp_shard"
+    if plan.cp > 1:
+        shard_axis = "dp_shard_cp"
+        dense["dp_shard", "cp"]._flatten(shard_axis, backend_override=_backend(device_type))
+    fsdp = _replicated(dense, shard_axis, plan)
     if plan.ep == 1:
-        return Meshes(world, dense, dense, None)
-    sparse = world._unflatten(
-        "dp_shard",
-        (plan.dp_shard // plan.ep, plan.ep),
-        ("efsdp", "ep"),
-        backend_override={"efsdp": backend, "ep": backend},
+        return Meshes(dense, fsdp, None, fsdp)
+    sparse = _mesh(
+        device_type, pp=plan.pp, dp_replicate=plan.dp_replicate, efsdp=plan.efsdp, ep=plan.ep
     )
-    experts = sparse["dp_replicate", "efsdp"] if plan.dp_replicate > 1 else sparse["efsdp"]
-    return Meshes(world, dense, experts, sparse["ep"])
+    return Meshes(dense, fsdp, sparse, _replicated(sparse, "efsdp", plan))
+
+
+def _mesh(device_type: str, **sizes: int) -> DeviceMesh:
+    own_groups: dict[Any, Any] = dict.fromkeys(sizes, _backend(device_type))
+    return init_device_mesh(
+        device_type,
+        tuple(sizes.values()),
+        mesh_dim_names=tuple(sizes),
+        backend_override=own_groups,
+    )
+
+
+def _replicated(mesh: DeviceMesh, shard_axis: str, plan: ParallelPlan) -> DeviceMesh:
+    return mesh["dp_replicate", shard_axis] if plan.dp_replicate > 1 else mesh[shard_axis]
+
+
+def _backend(device_type: str) -> str:
+    return torch.distributed.get_default_backend_for_device(device_type)

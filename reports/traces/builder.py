@@ -229,11 +229,11 @@ def _is_whole(args: MemoryArgs | None) -> bool:
 
 
 def _text(raw: msgspec.Raw) -> str | None:
-    """A raw value as text: a string without its quotes, anything else as JSON."""
+    """A raw value as text: a string without its quotes, a list as Python writes it."""
     if not raw:
         return None
     value = msgspec.json.decode(raw)
-    return value if isinstance(value, str) else bytes(raw).decode()
+    return None if value is None else str(value)
 
 
 def _count(raw: msgspec.Raw) -> int | None:

@@ -39,6 +39,11 @@ _COMMUNICATION = re.compile(
     re.I,
 )
 _KERNELS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    (NORM_POINTWISE, re.compile(r"rope|rotary|rms_?norm|layer_?norm", re.I)),
+    (
+        ROUTER,
+        re.compile(r"moe::dev::(routing|finalize|permute|activation)|moe_(align|sum|permut)", re.I),
+    ),
     (
         ATTENTION,
         re.compile(
@@ -48,12 +53,15 @@ _KERNELS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
     (
         GROUPED_GEMM,
-        re.compile(r"group(ed)?_?(gemm|mm)|moe_?gemm|fused_moe|kernel_grouped_gemm", re.I),
+        re.compile(
+            r"^bmm_\w*(E4m3|E2m1|Bfloat16|Fp16)|group(ed)?_?(gemm|mm)|moe_?gemm|fused_moe|kernel_grouped_gemm",
+            re.I,
+        ),
     ),
     (
         CONVOLUTION,
         re.compile(
-            r"conv|igemm|wgrad|dgrad|cudnn.*(fprop|bprop)|miopen|grouped_conv|winograd"
+            r"(?<!un)conv|igemm|bwd_weight|bwd_data|wgrad|dgrad|cudnn.*(fprop|bprop)|miopen|grouped_conv|winograd"
             r"|NCHW2|2NCHW|batched_transpose_\d|SubTensorOp",
             re.I,
         ),
@@ -141,6 +149,10 @@ _CONTEXTS: tuple[tuple[str, re.Pattern[str]], ...] = (
         ),
     ),
     (GROUPED_GEMM, re.compile(r"grouped_mm|grouped_gemm|GroupedMm|GroupedGemm", re.I)),
+    (
+        CONVOLUTION,
+        re.compile(r"^aten::(cudnn_|miopen_)?_?convolution|ConvolutionBackward|^aten::conv\dd"),
+    ),
     (QUANTIZATION, re.compile(r"titanbench::mxfp8|mx_linear|float8_linear", re.I)),
     (
         EMBEDDING_LOSS,
@@ -189,6 +201,8 @@ def resolve(own: str, context: str | None, operator: str) -> str:
         return own
     if context == QUANTIZATION:
         return own if own in (GEMM, GROUPED_GEMM, COMMUNICATION) else QUANTIZATION
+    if context == CONVOLUTION:
+        return CONVOLUTION if own in (GEMM, OTHER) else own
     if context is not None:
         return COMMUNICATION if own == COMMUNICATION else context
     return operator if own == OTHER else own

@@ -9,6 +9,8 @@ from msgspec import Struct
 from reports.traces.communication import Collective
 from reports.traces.matching import Group, Member, clock_offsets, match
 
+MIN_SHARE = 0.01
+
 
 class Matched(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One collective over its ranks; times in ns, on the common clock.
@@ -61,8 +63,10 @@ class Straggler(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     delay_ns: time that all would win if it were never the last. first_ns: the part of it in the
     first collective of the trace, where it may only be the start of the profiler's window.
-    compute_excess_ns, host_excess_ns: its compute and its host-bound idle over the ranks' median.
-    cause: `compute`, `host`, `window start` or `none` (it delays less than 1 % of the window).
+    compute_excess_ns, host_excess_ns: its compute and its host-bound idle less the other ranks'
+    median. cause: `compute` or `host`, whichever excess is larger; `window start`, when most of
+    the delay is in the first collective; `unexplained`, when neither excess is a quarter of the
+    delay; `none`, when it delays less than 1 % of the other ranks' window.
     """
 
     rank: int
@@ -203,19 +207,21 @@ def _stragglers(matched: list[Matched], busy: dict[int, tuple[int, int, int]]) -
     """One row per rank, the one that delays most first; empty without matched collectives."""
     if not matched:
         return []
-    middle = [float(np.median([values[k] for values in busy.values()])) for k in range(3)]
-    rows = [_straggler(rank, matched, busy[rank], middle) for rank in sorted(busy)]
+    rows = [_straggler(rank, matched, busy) for rank in sorted(busy)]
     return sorted(rows, key=lambda row: -row.delay_ns)
 
 
 def _straggler(
-    rank: int, matched: list[Matched], busy: tuple[int, int, int], middle: list[float]
+    rank: int, matched: list[Matched], busy: dict[int, tuple[int, int, int]]
 ) -> Straggler:
     last = [one for one in matched if one.last_rank == rank]
     delay = sum(one.lateness_ns for one in last)
     first = matched[0].lateness_ns if matched[0].last_rank == rank else 0
-    share = delay / middle[0] if middle[0] else 0.0
-    compute, host = (round(busy[k] - middle[k]) for k in (1, 2))
+    window, compute, host = (
+        busy[rank][k] - float(np.median([busy[other][k] for other in busy if other != rank] or [0]))
+        for k in range(3)
+    )
+    share = delay / max(busy[rank][0] - window, 1.0)
     return Straggler(
         rank=rank,
         num_last=len(last),
@@ -223,15 +229,17 @@ def _straggler(
         delay_ns=delay,
         delay_share=share,
         first_ns=first,
-        compute_excess_ns=compute,
-        host_excess_ns=host,
+        compute_excess_ns=round(compute),
+        host_excess_ns=round(host),
         cause=_cause(delay, share, first, compute, host),
     )
 
 
-def _cause(delay: int, share: float, first: int, compute: int, host: int) -> str:
-    if share < 0.01:
+def _cause(delay: int, share: float, first: int, compute: float, host: float) -> str:
+    if share < MIN_SHARE:
         return "none"
     if 2 * first > delay:
         return "window start"
+    if 4 * max(compute, host) < delay:
+        return "unexplained"
     return "compute" if compute > host else "host"

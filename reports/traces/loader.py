@@ -46,9 +46,8 @@ def load(path: Path | str) -> Trace:
     reader = PieceReader(path)
     builder = Builder(problems)
     for piece in reader.pieces():
-        events, tail = decode_piece(piece, problems)
-        if tail is not None:
-            reader.close(tail)
+        events, leftover = decode_piece(piece, problems, is_last=reader.is_last)
+        reader.give_back(leftover.unfinished, leftover.tail)
         builder.add(events, piece)
     if not reader.has_events:
         raise TraceError(_no_events(path, reader.num_bytes))

@@ -12,7 +12,10 @@ _COLLECTIVE = re.compile(
     r"(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AlltoAll|AllToAll)",
     re.I,
 )
-_TILES = re.compile(r"_(?:\d+x\d+\w*|MT\d+.*|bx\d.*|bt\d.*|off\d+|stages?_?\d+.*|align\d+.*)", re.I)
+_TILES = re.compile(
+    r"_(?:\d+x\d+\w*|tilesize.*|t\d+x\d+x\d+.*|MT\d+.*|bx\d.*|bt\d.*|off\d+|stages?_?\d+.*|align\d+.*)",
+    re.I,
+)
 _PATTERNS = (
     (re.compile(r"^ProfilerStep#\d+$"), "ProfilerStep"),
     (re.compile(r"^(nn\.Module: .*?)_\d+$"), r"\1"),
@@ -20,6 +23,8 @@ _PATTERNS = (
     (re.compile(r"^(Forward|Backward) \d+$"), r"\1"),
     (re.compile(r"^(Cijk_\w+?_\w+?_\w+?)_.*$"), r"\1"),
     (re.compile(r"^(nvjet)_.*$"), r"\1"),
+    (re.compile(r"^_ZN\w*?(kernel_[a-z0-9_]+)I\w*$"), r"\1"),
+    (re.compile(r"^(?:typename )?std::enable_if<.*?>::type ", re.DOTALL), ""),
     (re.compile(r"\b0x[0-9a-fA-F]+\b"), "0x"),
 )
 

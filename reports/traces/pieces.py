@@ -27,12 +27,14 @@ class PieceReader:
         self.num_bytes = 0
         self.truncated = False
         self.has_events = False
+        self.is_last = False
         self._closed = False
+        self._unfinished = b""
 
     def pieces(self) -> Iterator[bytes]:
         """Yield text of whole events, separated by commas, without the list's brackets.
 
-        The last piece may hold what follows the list too; `close` hands that back.
+        The caller hands back with `give_back` what turns out to be no whole event of the piece.
         """
         with self.path.open("rb") as file:
             blocks = self._blocks(file)
@@ -52,18 +54,20 @@ class PieceReader:
             if not self._closed:
                 yield from self._last_pieces(buffer)
 
-    def close(self, tail: bytes) -> None:
-        """Say that the list of events ended inside the last piece and that `tail` follows it."""
-        self._closed = True
-        self.truncated = False
-        self.tail = tail
+    def give_back(self, unfinished: bytes, tail: bytes | None) -> None:
+        """Return text of the last piece: an event that goes on, or what follows the list's end."""
+        self._unfinished = unfinished
+        if tail is not None:
+            self._closed = True
+            self.truncated = False
+            self.tail = tail
 
     def _rest(self, rest: bytes) -> bytes:
         """What follows a piece: more events, or a part of the tail if the list has ended."""
-        if not self._closed:
-            return rest
-        self.tail += b"," + rest
-        return b""
+        if self._closed:
+            self.tail += b"," + rest
+            return b""
+        return self._unfinished + b"," + rest if self._unfinished else rest
 
     def _last_pieces(self, buffer: bytes) -> Iterator[bytes]:
         cut = last_boundary(buffer)
@@ -72,6 +76,7 @@ class PieceReader:
             buffer = self._rest(buffer[cut[1] :])
             if self._closed:
                 return
+        self.is_last = True
         end, closed = end_of_objects(buffer)
         if closed is not None:
             self.tail = buffer[closed + 1 :]

@@ -3,6 +3,7 @@
 import re
 
 import msgspec
+from msgspec import Struct
 
 from reports.traces.pieces import BOUNDARY, end_of_objects
 from reports.traces.problems import Problems
@@ -10,7 +11,7 @@ from reports.traces.wire import Event, events_decoder
 
 _CONTROL = bytes(range(0x20))
 _BLANKS = bytes.maketrans(_CONTROL, b" " * len(_CONTROL))
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_STRING_VALUE = re.compile(rb':\s*("(?:[^"\\]|\\.)*")(?=\s*[,}\]])', re.DOTALL)
 _NOT_A_NUMBER = re.compile(rb"(?<=[:\[,\s])-?(?:NaN|nan|Infinity|inf)(?=\s*[,\]}])")
 _BAD_ESCAPE = re.compile(rb'\\(\\|["/bfnrt]|u[0-9a-fA-F]{4})|\\')
 _TRAILING_COMMA = re.compile(rb",(?=\s*[}\]])")
@@ -21,20 +22,32 @@ _VALUE = re.compile(
 _MAX_JOINED = 8
 
 
-def decode_piece(piece: bytes, problems: Problems) -> tuple[list[Event], bytes | None]:
-    """Events of one piece, and what follows the list of events if the list ends in this piece.
+class Leftover(Struct, frozen=True, kw_only=True):
+    """Text of a piece that is no event of it.
+
+    unfinished: an event that the next piece goes on with. tail: what follows the list of events.
+    """
+
+    unfinished: bytes = b""
+    tail: bytes | None = None
+
+
+def decode_piece(
+    piece: bytes, problems: Problems, *, is_last: bool
+) -> tuple[list[Event], Leftover]:
+    """Events of one piece, and what else it holds.
 
     A sound piece takes the fast path; only a piece that does not decode is looked at closely.
     """
     try:
-        return events_decoder.decode(b"[" + piece + b"]"), None
+        return events_decoder.decode(b"[" + piece + b"]"), Leftover()
     except msgspec.DecodeError:
         pass
     piece = _mended(piece, problems)
     try:
-        return events_decoder.decode(b"[" + piece + b"]"), None
+        return events_decoder.decode(b"[" + piece + b"]"), Leftover()
     except msgspec.DecodeError:
-        return _one_by_one(piece, problems)
+        return _one_by_one(piece, problems, is_last=is_last)
 
 
 def _mended(piece: bytes, problems: Problems) -> bytes:
@@ -57,31 +70,39 @@ def _double_backslash(match: re.Match[bytes]) -> bytes:
 
 
 def _count_strings_with_control(piece: bytes) -> int:
-    suspects = piece.translate(None, b"\n\r\t ")
-    if min(suspects, default=0x20) >= 0x20 and b"\t" not in piece:
-        return 0
-    return sum(1 for match in _STRING.finditer(piece) if min(match.group()) < 0x20)
+    """String values with a raw control character; line breaks between values are none."""
+    return sum(1 for match in _STRING_VALUE.finditer(piece) if min(match.group(1)) < 0x20)
 
 
-def _one_by_one(piece: bytes, problems: Problems) -> tuple[list[Event], bytes | None]:
+def _one_by_one(piece: bytes, problems: Problems, *, is_last: bool) -> tuple[list[Event], Leftover]:
     """Decode event by event; join neighbours where a boundary stood inside an event."""
     fragments = _split(piece)
     events: list[Event] = []
     position = 0
     while position < len(fragments):
-        for last in range(position + 1, min(position + 1 + _MAX_JOINED, len(fragments) + 1)):
-            event, tail = _decode_one(b",".join(fragments[position:last]), problems)
-            if event is not None:
-                events.append(event)
-                position = last
-                break
+        event, tail, width = _decode_joined(fragments, position, problems)
+        if event is not None:
+            events.append(event)
+            position += width
+            if tail is not None:
+                return events, Leftover(tail=b",".join([tail, *fragments[position:]]))
+        elif 0 < len(fragments) - position < _MAX_JOINED and position > 0 and not is_last:
+            return events, Leftover(unfinished=b",".join(fragments[position:]))
         else:
             problems.add("dropped")
             position += 1
-            continue
-        if tail is not None:
-            return events, b",".join([tail, *fragments[position:]])
-    return events, None
+    return events, Leftover()
+
+
+def _decode_joined(
+    fragments: list[bytes], position: int, problems: Problems
+) -> tuple[Event | None, bytes | None, int]:
+    """An event from the fewest fragments that make one, what follows the list, and how many."""
+    for width in range(1, min(_MAX_JOINED, len(fragments) - position) + 1):
+        event, tail = _decode_one(b",".join(fragments[position : position + width]), problems)
+        if event is not None:
+            return event, tail, width
+    return None, None, 0
 
 
 def _split(piece: bytes) -> list[bytes]:

@@ -58,9 +58,9 @@ def _host_work(events: Events, names: tuple[str, ...], nesting: Nesting) -> Work
     transfers, calls = host_communication(events, names)
     chosen = mask_of(events, "cpu_op") | transfers | calls
     row, start, stop = _self_pieces(events, nesting, np.flatnonzero(chosen))
-    kind = np.where(transfers, COMMUNICATION, np.where(calls, WAIT, NONE))
-    inside = _outermost(nesting, kind)
-    lane = np.where(inside[row] == NONE, COMPUTE, inside[row])
+    top = _outermost(nesting, np.where(transfers | calls, np.arange(len(events)), NONE))[row]
+    row = np.where(top == NONE, row, top)
+    lane = np.where(top == NONE, COMPUTE, np.where(transfers[top], COMMUNICATION, WAIT))
     return _work(row, start, stop, lane, on_device=False)
 
 

@@ -119,7 +119,9 @@ def verdict(records: Sequence[RunRecord]) -> str:
         return outcome(records[0])
     others = [record.workload.name for record in records if record.status != "ok"]
     if not others:
-        return f"All {len(records)} runs succeeded."
+        return (
+            "Both runs succeeded." if len(records) == 2 else f"All {len(records)} runs succeeded."
+        )
     num_ok = len(records) - len(others)
     return f"{num_ok} of {len(records)} runs succeeded, not {', '.join(others)}."
 

@@ -90,6 +90,8 @@ def counting(metric: MetricValue) -> str:
     if "peak_dtype" in details and "peak_tflops" in details:
         dtype, peak = details.pop("peak_dtype"), float(details.pop("peak_tflops") or 0)
         notes.append(f"denominator: {dtype} peak of {quantity(peak, 'TFLOPS')} per device")
+    if "rank" in details:
+        notes.append(f"largest on rank {details.pop('rank')}")
     others = {name: value for name, value in details.items() if name not in SHOWN_DETAILS}
     if others:
         notes.append(pairs(others))
@@ -248,5 +250,7 @@ def source_name(record: RunRecord) -> str:
     """Return where a result comes from, short enough for a table, with its date."""
     if record.kind == "measured":
         return f"measured here, {record.created[:10]}"
-    host = record.source.split("/")[2] if record.source.startswith("https://") else record.source
+    if not record.source.startswith("https://"):
+        return record.source
+    host = record.source.split("/")[2]
     return f"{host}, {record.created}" if record.created else host

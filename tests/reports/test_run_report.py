@@ -106,6 +106,7 @@ def test_metrics_table_says_value_unit_spread_and_counting(tmp_path):
     assert spread == "1.169 to 1.262 (median 1.182 of 10 steps)"
     assert counting == METRICS["step_time"].formula
     assert "bf16 peak of 321.0 GFLOPS per device" in rows["mfu_bf16.full"][-1]
+    assert "largest on rank 0" in rows["peak_tensor_memory"][-1]
     assert rows["peak_tensor_memory"][1:4] == [
         "421.9",
         "MiB",

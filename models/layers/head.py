@@ -142,7 +142,9 @@ def _product_gradient(
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b, in the dtype of the total."""
     if a.dtype == total.dtype:
-        total.addmm_(a, b)
+        # Not addmm_: counters of operators have no formula for it.
+        torch.addmm(total, a, b, out=total)
     else:
         total.add_(torch.mm(a, b))

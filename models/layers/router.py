@@ -125,8 +125,9 @@ class Router(nn.Module):
         return grouped_TGE.masked_fill(excluded_TG[..., None], float("-inf")).flatten(1)
 
     def _count(self, experts_TK: Tensor) -> None:
-        # A recomputed forward has been counted already.
-        if self.training and not remat.is_recomputing():
+        # A recomputed forward has been counted already; a compiled one is never replayed.
+        recomputing = not torch.compiler.is_compiling() and remat.is_recomputing()
+        if self.training and not recomputing:
             ones = torch.ones_like(experts_TK).flatten()
             self.tokens_per_expert.scatter_add_(0, experts_TK.flatten(), ones)
 

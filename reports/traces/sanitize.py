@@ -26,15 +26,22 @@ def _sanitized(character: str) -> str:
 
 
 def sanitize_metadata(value: Any) -> str:
-    """A value as the JSON text for `add_metadata_json`: finite, ASCII, keys as strings."""
-    return json.dumps(_finite(value), allow_nan=False, ensure_ascii=True)
+    """A value as the JSON text for `add_metadata_json`: finite, ASCII, keys as strings.
+
+    No text in it may need a backslash: the profiler turns each into a slash, also in metadata.
+    """
+    return json.dumps(_plain(value), allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return sanitize_name(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {sanitize_name(str(key)): _finite(item) for key, item in value.items()}
+        return {sanitize_name(str(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, (int, float)):
+        return value
+    return sanitize_name(str(value))

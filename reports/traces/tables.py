@@ -213,6 +213,8 @@ def cut_at(work: Work, edges: Ints) -> tuple[Work, Ints]:
         starts.append(np.concatenate([[first], inner]))
         stops.append(np.concatenate([inner, [last]]))
     source, start, stop = (np.concatenate(one) for one in (parts, starts, stops))
+    order = np.argsort(start, kind="stable")
+    source, start, stop = source[order], start[order], stop[order]
     place = np.searchsorted(edges, start, side="right") - 1
     exclusive = np.clip(work.exclusive_start[source], start, stop)
     cut = Work(

@@ -1,4 +1,4 @@
-"""Writes small Kineto traces for the tests: events as dicts, files as the profiler lays them out."""
+"""Writes small Kineto traces for the tests, laid out as the profiler does."""
 
 import gzip
 import json

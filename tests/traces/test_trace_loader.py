@@ -60,7 +60,8 @@ def test_times_come_back_to_the_nanosecond_whatever_the_piece_size(
     finally:
         pieces.BLOCK_BYTES = old
 
-    assert [(s - BASE_NS, d) for s, d in zip(trace.events.start, trace.events.duration, strict=False)] == times
+    starts = (trace.events.start - BASE_NS).tolist()
+    assert list(zip(starts, trace.events.duration.tolist(), strict=True)) == times
     assert trace.warnings == ()
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 from torch import Tensor, nn
 
-from models.batch import Context, Losses
+from models.batch import Context
 from models.counts import AttentionLayers, FlopsLedger, ParameterCounts, flops_ledger
 from models.initialization import Normal, fan_in
 from models.layers.feed_forward import FeedForward
@@ -17,7 +17,7 @@ from models.layers.head import OutputHead
 from models.layers.linear import Embedding
 from models.layers.mla import MultiHeadLatentAttention
 from models.layers.moe import GroupedExperts, MoE
-from models.layers.mtp import MTPBlock, shift_embedding, shift_labels
+from models.layers.mtp import MTPBlock
 from models.layers.norm import RMSNorm
 from models.layers.rotary import Yarn, rotary_context, yarn_scale
 from models.layers.router import Router, RouterConfig
@@ -160,6 +160,7 @@ class DeepSeekV3(Model):
     def __init__(self, config: DeepSeekV3Config, routing: str = "learned") -> None:
         super().__init__()
         self.config: DeepSeekV3Config = config
+        self.mtp_loss_weight = config.mtp_loss_weight
         self.embedding = Embedding(config.vocab_size, config.dim, init=Normal(1.0))
         self.layers = nn.ModuleList(
             DeepSeekV3Block(config, sparse=i >= config.num_dense_layers, routing=routing)
@@ -183,18 +184,15 @@ class DeepSeekV3(Model):
             chunk_tokens=config.loss_chunk_tokens,
         )
 
-    def forward(self, tokens_BS: Tensor, labels_BS: Tensor, positions_BS: Tensor) -> Losses:
-        """Losses of a batch of packed documents; see models.batch."""
-        context = self.context(positions_BS)
-        embedding = x = self.embedding(tokens_BS)
-        for block in self.layers:
-            x = block(x, context)
-        hidden, labels = [self.norm(x)], [labels_BS]
-        for depth, block in enumerate(self.mtp, start=1):
-            x, normed = block(x, shift_embedding(embedding, positions_BS, depth), context)
-            hidden.append(normed)
-            labels.append(shift_labels(labels_BS, positions_BS, depth))
-        return self.head(hidden, labels, self.config.mtp_loss_weight)
+    def embed(self, tokens_BS: Tensor) -> Tensor:
+        """The stream that enters the first layer."""
+        assert self.embedding is not None
+        return self.embedding(tokens_BS)
+
+    def last_hidden(self, x_BSD: Tensor) -> Tensor:
+        """The final norm."""
+        assert self.norm is not None
+        return self.norm(x_BSD)
 
     def context(self, positions_BS: Tensor) -> Context:
         """What the blocks of one forward pass share."""

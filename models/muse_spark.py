@@ -7,9 +7,10 @@ B batch, S sequence, D model width.
 import math
 
 import msgspec
+import torch
 from torch import Tensor, nn
 
-from models.batch import Context, Losses
+from models.batch import Context
 from models.counts import AttentionLayers, FlopsLedger, ParameterCounts, flops_ledger
 from models.initialization import Normal, fan_in
 from models.layers.gqa import GroupedQueryAttention
@@ -179,14 +180,19 @@ class MuseSpark(Model):
             scaling=LogitScaling(config.logit_scale, config.logit_soft_cap),
         )
 
-    def forward(self, tokens_BS: Tensor, labels_BS: Tensor, positions_BS: Tensor) -> Losses:
-        """Losses of a batch of packed documents; see models.batch."""
-        context = self.context(positions_BS)
-        embedding = rms_norm(self.embedding(tokens_BS), self.config.norm_eps)
-        x = embedding.float()
-        for block in self.layers:
-            x = block(x, context)
-        return self.head([self.norm(x).to(embedding.dtype)], [labels_BS])
+    def embed(self, tokens_BS: Tensor) -> Tensor:
+        """The normed embedding; the stream stays in float32 from here on."""
+        assert self.embedding is not None
+        return rms_norm(self.embedding(tokens_BS), self.config.norm_eps).float()
+
+    def last_hidden(self, x_BSD: Tensor) -> Tensor:
+        """The final norm, in the compute dtype."""
+        assert self.norm is not None
+        return self.norm(x_BSD).to(self.norm.weight.dtype)
+
+    def stream_dtype(self, compute_dtype: torch.dtype) -> torch.dtype:
+        """float32, whatever the layers compute in."""
+        return torch.float32
 
     def context(self, positions_BS: Tensor) -> Context:
         """What the blocks of one forward pass share."""

@@ -14,11 +14,21 @@ Layout code (parallel/) sees a model only through this: it never asks for a fami
 from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from models.batch import Context, Losses
 from models.counts import FlopsLedger, ParameterCounts
+from models.layers.head import OutputHead
+from models.layers.linear import Embedding
 from models.layers.moe import MoE
+from models.layers.mtp import shift_embedding, shift_labels
+from models.layers.norm import RMSNorm
+
+State = tuple[Tensor, ...]
+"""What flows from part to part: nothing before the embedding, (x_BSD,) through the layers,
+(x_BSD, hidden states of the prediction heads so far) through MTP modules, and before the head the
+hidden states (B,S,D) alone, one per prediction head."""
 
 
 class NamedBlock(NamedTuple):
@@ -42,6 +52,11 @@ class ModelConfig(Protocol):
     @property
     def vocab_size(self) -> int:
         """Token ids are below this."""
+        ...
+
+    @property
+    def dim(self) -> int:
+        """Width of the stream between blocks."""
         ...
 
     @property
@@ -71,26 +86,80 @@ class ModelConfig(Protocol):
 
 
 class Model(nn.Module, ABC):
-    """A network that turns a batch into losses."""
+    """A network that turns a batch into losses.
+
+    A pipeline stage is the same class with some parts absent: `embedding`, `norm` and `head` may be
+    None, and so may entries of `layers` and `mtp`. Names of parameters are those of the whole.
+    """
 
     config: ModelConfig
+    embedding: Embedding | None
     layers: nn.ModuleList
     """Called in order as layer(x_BSD, context)."""
+    norm: RMSNorm | None
     mtp: nn.ModuleList
     """MTP modules, called as module(x_BSD, embedding_BSD, context); may be empty."""
-
-    @abstractmethod
-    def forward(self, tokens_BS: Tensor, labels_BS: Tensor, positions_BS: Tensor) -> Losses:
-        """Losses of a batch of packed documents; see models.batch."""
+    head: OutputHead | None
+    mtp_loss_weight: float = 0.0
 
     @abstractmethod
     def context(self, positions_BS: Tensor) -> Context:
         """What the blocks of one forward pass share."""
 
+    @abstractmethod
+    def embed(self, tokens_BS: Tensor) -> Tensor:
+        """The stream (B,S,D) that enters the first layer."""
+
+    @abstractmethod
+    def last_hidden(self, x_BSD: Tensor) -> Tensor:
+        """The final norm: what the main prediction head sees of the last layer's output."""
+
+    def stream_dtype(self, compute_dtype: torch.dtype) -> torch.dtype:
+        """The dtype of x_BSD between layers; a family may keep it in float32."""
+        return compute_dtype
+
+    def forward(self, tokens_BS: Tensor, labels_BS: Tensor, positions_BS: Tensor) -> Losses:
+        """Losses of a batch of packed documents; see models.batch."""
+        hidden = self.advance((), tokens_BS, positions_BS)
+        return self.losses(hidden, labels_BS, positions_BS)
+
+    def advance(self, state: State, tokens_BS: Tensor, positions_BS: Tensor) -> State:
+        """The state after the parts that are here, from the state before them; all but the head.
+
+        A model with MTP modules embeds the tokens for them where it holds the modules.
+        """
+        context = self.context(positions_BS)
+        embedding = None if self.embedding is None else self.embed(tokens_BS)
+        if not state:
+            assert embedding is not None, "only the embedding starts from nothing"
+            state = (embedding,)
+        for layer in self.layers:
+            if layer is not None:
+                state = (layer(state[0], context),)
+        if self.norm is not None:
+            hidden = self.last_hidden(state[0])
+            state = (state[0], hidden) if self.mtp else (hidden,)
+        for depth, module in enumerate(self.mtp, start=1):
+            if module is not None:
+                assert embedding is not None, "an MTP module needs the embedding beside it"
+                later = shift_embedding(embedding, positions_BS, depth)
+                x, hidden = module(state[0], later, context)
+                rest = (*state[1:], hidden)
+                state = rest if depth == len(self.mtp) else (x, *rest)
+        return state
+
+    def losses(self, hidden: State, labels_BS: Tensor, positions_BS: Tensor) -> Losses:
+        """The head's losses from the last state."""
+        assert self.head is not None, "losses come from the head"
+        depths = range(1, len(self.mtp) + 1)
+        shifted = [shift_labels(labels_BS, positions_BS, depth) for depth in depths]
+        return self.head(hidden, [labels_BS, *shifted], self.mtp_loss_weight)
+
     def blocks(self) -> list[NamedBlock]:
-        """The layers and then the MTP modules, in order of execution."""
+        """The layers and then the MTP modules that are here, in order of execution."""
         layers = [NamedBlock(f"layers.{i}", layer) for i, layer in enumerate(self.layers)]
-        return layers + [NamedBlock(f"mtp.{i}", module) for i, module in enumerate(self.mtp)]
+        modules = [NamedBlock(f"mtp.{i}", module) for i, module in enumerate(self.mtp)]
+        return [named for named in layers + modules if named.block is not None]
 
     def moe_layers(self) -> list[NamedMoE]:
         """Every mixture-of-experts layer, those of MTP modules included."""

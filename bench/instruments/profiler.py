@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, schedule
 
 TRACES_FOLDER = "traces"
 
@@ -17,14 +17,19 @@ class ProfilerWindow:
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=activities, record_shapes=True, profile_memory=True)
+        self._profile = profile(
+            activities=activities,
+            # A schedule of one step is what makes the profiler annotate it (ProfilerStep#0).
+            schedule=schedule(wait=0, warmup=0, active=1, repeat=1),
+            record_shapes=True,
+            profile_memory=True,
+        )
 
     def __enter__(self) -> Self:
         self._profile.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._profile.step()
         self._profile.__exit__(*error)
         if error[0] is None:
             self.path.parent.mkdir(exist_ok=True)

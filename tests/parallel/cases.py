@@ -76,12 +76,34 @@ def peak_tensor_bytes(workload: Workload) -> dict[str, int]:
     return tensors.report()
 
 
-def expert_bias(workload: Workload, steps: int) -> list[list[float]]:
-    """Return the routers' biases after ``steps`` steps."""
+def expert_loads(workload: Workload, steps: int) -> list[list[int]]:
+    """Return each router's tokens per expert on this rank over the last third of the steps."""
     trainer = Trainer(workload, torch.device("cpu"))
+    loads = [[0] * workload.model.num_experts for _ in trainer.model.moe_layers()]
     for index in range(steps):
-        trainer.step(index)
-    return [moe.router.expert_bias.tolist() for _, moe in trainer.model.moe_layers()]
+        batch_counts = _step_and_count(trainer, index)
+        if index >= steps - steps // 3:
+            loads = [
+                [a + b for a, b in zip(total, new, strict=True)]
+                for total, new in zip(loads, batch_counts, strict=True)
+            ]
+    return loads
+
+
+def _step_and_count(trainer: Trainer, index: int) -> list[list[int]]:
+    """Run a step and return its tokens per expert, taken before the trainer forgets them."""
+    seen: list[list[int]] = []
+    balance = trainer._balance
+
+    def spy(counts: torch.Tensor) -> None:
+        sizes = [moe.router.tokens_per_expert.numel() for _, moe in trainer.model.moe_layers()]
+        seen.extend(part.int().tolist() for part in counts.split(sizes))
+        balance(counts)
+
+    trainer._balance = spy  # type: ignore[method-assign]
+    trainer.step(index)
+    trainer._balance = balance  # type: ignore[method-assign]
+    return seen
 
 
 def count_operators(workload: Workload) -> dict[str, int]:

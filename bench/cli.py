@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except OSError as error:
         return _fail(str(error), ExitCode.FAILED)
+    except ModuleNotFoundError as error:
+        return _fail(f"{error}; make install installs what is needed", ExitCode.FAILED)
     except KeyboardInterrupt:
         return _fail("interrupted", ExitCode.FAILED)
 

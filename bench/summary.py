@@ -60,10 +60,12 @@ def summary_table(runs: Sequence[Finished]) -> str:
 
 
 def _cells(record: RunRecord) -> list[str]:
-    return [
-        " / ".join(_number(record.metrics.get(name)) for name in names)
-        for names in COLUMNS.values()
-    ]
+    return [_cell(record, names) for names in COLUMNS.values()]
+
+
+def _cell(record: RunRecord, names: Sequence[str]) -> str:
+    numbers = [_number(record.metrics.get(name)) for name in names]
+    return ABSENT if set(numbers) == {ABSENT} else " / ".join(numbers)
 
 
 def _number(metric: MetricValue | None) -> str:

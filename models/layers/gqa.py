@@ -12,6 +12,7 @@ from models.layers.attention import AttentionCore
 from models.layers.linear import Linear
 from models.layers.norm import rms_norm
 from models.layers.rotary import rotate_halves
+from models.layers.tensor_plan import TensorPlan
 
 
 class GroupedQueryAttention(nn.Module):
@@ -44,8 +45,17 @@ class GroupedQueryAttention(nn.Module):
         self.k_proj = Linear(dim, num_kv_heads * head_dim)
         self.v_proj = Linear(dim, num_kv_heads * head_dim)
         self.gate_proj = Linear(dim, width)
-        self.core = AttentionCore(scale=head_dim**-0.5, window=window)
+        self.core = AttentionCore(scale=head_dim**-0.5, window=window, width=2 * width)
         self.o_proj = Linear(width, dim, init=fan_in(width, scale=output_scale))
+
+    @property
+    def tensor_plan(self) -> TensorPlan:
+        """Heads are divided: query heads and the key/value heads that they share."""
+        return TensorPlan(
+            columns=("q_proj", "k_proj", "v_proj", "gate_proj"),
+            rows=("o_proj",),
+            gather_inputs=("",),
+        )
 
     def forward(self, x_BSD: Tensor, context: Context) -> Tensor:
         q, k, v = (self._heads(proj(x_BSD)) for proj in (self.q_proj, self.k_proj, self.v_proj))
@@ -53,6 +63,7 @@ class GroupedQueryAttention(nn.Module):
         k = rms_norm(k, self.norm_eps)
         if self.rotary:
             q, k = rotate_halves(q, context), rotate_halves(k, context)
+        k, v = self.core.exchange(k, v)
         out = rms_norm(self.core(q, k, v, context), self.norm_eps).flatten(2)
         return self.o_proj(out * torch.sigmoid(self.gate_proj(x_BSD)))
 

@@ -37,6 +37,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         scaling: LogitScaling,
         chunk_tokens: int,
         with_gradients: bool,
+        keep_gradients: bool,
     ) -> tuple[Tensor, Tensor]:
         losses_T = torch.empty(len(labels_T), dtype=torch.float32, device=hidden_TD.device)
         dhidden_TD = torch.empty_like(hidden_TD) if with_gradients else None
@@ -59,15 +60,22 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 _add_product(dweight_VD, dproduct_CV.t(), h_CD)
         ctx.dhidden_TD = dhidden_TD
         ctx.dweight_VD = None if dweight_VD is None else dweight_VD.to(weight_VD.dtype)
+        ctx.keep_gradients, ctx.scaled = keep_gradients, False
         ctx.mark_non_differentiable(losses_T)
         return torch.dot(losses_T, weights_T), losses_T
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         assert ctx.dhidden_TD is not None, "a loss without gradients, or a second backward"
-        dhidden_TD, dweight_VD = ctx.dhidden_TD.mul_(grad), ctx.dweight_VD.mul_(grad)
-        ctx.dhidden_TD = ctx.dweight_VD = None
-        return dhidden_TD, dweight_VD, None, None, None, None, None
+        if not ctx.scaled:
+            ctx.dhidden_TD.mul_(grad)
+            ctx.dweight_VD.mul_(grad)
+            ctx.scaled = True
+        gradients = ctx.dhidden_TD, ctx.dweight_VD
+        if not ctx.keep_gradients:
+            # Nobody else holds them, so that the weight's can become its .grad without a copy.
+            ctx.dhidden_TD = ctx.dweight_VD = None
+        return *gradients, None, None, None, None, None, None
 
 
 class OutputHead(nn.Module):
@@ -86,6 +94,8 @@ class OutputHead(nn.Module):
         self.weight = make_parameter(vocab_size, dim, init=init)
         self.chunk_tokens = chunk_tokens
         self.scaling = scaling
+        self.keep_gradients = False
+        """Whether backward runs twice with one gradient: for the input, later for the weight."""
 
     def forward(
         self, hidden: Sequence[Tensor], labels: Sequence[Tensor], mtp_weight: float = 0.0
@@ -105,7 +115,14 @@ class OutputHead(nn.Module):
             weights_T[tokens:] = mtp_weight / depths
         needed = torch.is_grad_enabled() and (hidden_TD.requires_grad or self.weight.requires_grad)
         total, losses_T = _ChunkedCrossEntropy.apply(
-            hidden_TD, self.weight, labels_T, weights_T, self.scaling, self.chunk_tokens, needed
+            hidden_TD,
+            self.weight,
+            labels_T,
+            weights_T,
+            self.scaling,
+            self.chunk_tokens,
+            needed,
+            self.keep_gradients,
         )
         mtp_sum = losses_T[tokens:].sum() / max(depths, 1)
         return Losses(total, losses_T[:tokens].sum(), mtp_sum)

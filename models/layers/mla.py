@@ -12,6 +12,7 @@ from models.layers.attention import AttentionCore
 from models.layers.linear import Linear
 from models.layers.norm import RMSNorm
 from models.layers.rotary import rotate_adjacent
+from models.layers.tensor_plan import TensorPlan
 
 
 class MultiHeadLatentAttention(nn.Module):
@@ -46,17 +47,30 @@ class MultiHeadLatentAttention(nn.Module):
         self.kv_down_proj = Linear(dim, sum(self.kv_split))
         self.kv_norm = RMSNorm(kv_lora_rank, norm_eps)
         self.kv_up_proj = Linear(kv_lora_rank, num_heads * sum(self.head_split))
-        self.core = AttentionCore(scale=scale)
+        width = num_heads * (sum(self.qk_split) + v_head_dim)
+        self.core = AttentionCore(scale=scale, width=width)
         v_dim = num_heads * v_head_dim
         self.o_proj = Linear(v_dim, dim, init=fan_in(v_dim, scale=output_scale))
+
+    @property
+    def tensor_plan(self) -> TensorPlan:
+        """Heads are divided; between ranks travel the latents, not what they are made from."""
+        q_up = "q_proj.2" if isinstance(self.q_proj, nn.Sequential) else "q_proj"
+        return TensorPlan(
+            columns=(q_up, "kv_up_proj"),
+            rows=("o_proj",),
+            gather_inputs=(q_up,),
+            gather_outputs=("kv_down_proj",),
+        )
 
     def forward(self, x_BSD: Tensor, context: Context) -> Tensor:
         q_nope, q_rope = self._heads(self.q_proj(x_BSD), self.qk_split)
         latent, k_rope = self.kv_down_proj(x_BSD).split(self.kv_split, dim=-1)
-        k_nope, v = self._heads(self.kv_up_proj(self.kv_norm(latent)), self.head_split)
-        k_rope = rotate_adjacent(k_rope[:, :, None], context).expand(-1, -1, k_nope.shape[2], -1)
+        k_rope = rotate_adjacent(k_rope[:, :, None], context)
+        latent, k_rope = self.core.exchange(self.kv_norm(latent), k_rope)
+        k_nope, v = self._heads(self.kv_up_proj(latent), self.head_split)
         q = _join(q_nope, rotate_adjacent(q_rope, context))
-        k = _join(k_nope, k_rope)
+        k = _join(k_nope, k_rope.expand(-1, -1, k_nope.shape[2], -1))
         return self.o_proj(self.core(q, k, v, context).flatten(2))
 
     def _heads(self, x: Tensor, widths: list[int]) -> tuple[Tensor, ...]:

@@ -74,8 +74,8 @@ ACCELERATORS: tuple[Accelerator, ...] = (
     ),
     _accelerator(
         "H800", "NVIDIA H800",
-        bf16=989, fp8=1978, memory_gb=80, memory_tb_per_s=3.35, link=(200, 8), nic=400,
-        source="as H100, with NVLink of 400 GB/s in both directions together",
+        bf16=989, fp8=1978, memory_gb=80, memory_tb_per_s=3.35, link=None, nic=None,
+        source="an H100 in all but its links, which this table does not state",
     ),
     _accelerator(
         "B200", "NVIDIA B200",
@@ -114,7 +114,7 @@ ACCELERATORS: tuple[Accelerator, ...] = (
     _accelerator(
         "MI350X", "AMD Instinct MI350X",
         bf16=2300, fp8=4614, mxfp8=4614, memory_gb=288, memory_tb_per_s=8.0,
-        link=(537.6, 8), nic=400,
+        link=None, nic=None,
         source="AMD Instinct MI350X data sheet",
     ),
     _accelerator(

@@ -34,10 +34,8 @@ from bench.rank_report import (
     write_report,
 )
 from bench.resolve import resolve, resolve_device
-from bench.spec import RunSpec
+from bench.spec import RunSpec, read_job
 from bench.trainer import Trainer
-
-JOB_FILE = "job.json"
 
 
 class Session:
@@ -56,7 +54,7 @@ class Session:
         """Run, time and write down one step.
 
         Raises:
-            FloatingPointError: if the loss or the gradient norm is not finite.
+            FloatingPointError: if a loss or the gradient norm is not finite.
         """
         self.timer.start()
         result = self.trainer.step(self.next_step)
@@ -72,9 +70,10 @@ class Session:
             padding=result.padding,
             targets=result.targets,
         )
-        if not (math.isfinite(row.loss) and math.isfinite(row.grad_norm)):
+        if not all(math.isfinite(x or 0.0) for x in (row.loss, row.mtp_loss, row.grad_norm)):
             raise FloatingPointError(
-                f"step {row.step}: loss {row.loss}, gradient norm {row.grad_norm}; "
+                f"step {row.step}: loss {row.loss}, MTP loss {row.mtp_loss}, "
+                f"gradient norm {row.grad_norm}; "
                 "lower training.learning_rate or look at precision and data"
             )
         append_step(self.run_folder, self.rank, row)
@@ -163,8 +162,9 @@ def main() -> int:
     parser.add_argument("--world-size", type=int, required=True)
     options = parser.parse_args()
     try:
-        spec = msgspec.json.decode((options.run_folder / JOB_FILE).read_bytes(), type=RunSpec)
-        report = work(spec, options.run_folder, options.rank, options.world_size)
+        report = work(
+            read_job(options.run_folder), options.run_folder, options.rank, options.world_size
+        )
         write_report(options.run_folder, report)
         dist.destroy_process_group()
     except Exception as error:

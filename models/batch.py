@@ -11,6 +11,10 @@ IGNORE = -100
 """The label of a token that has no target."""
 
 
+NO_TOKEN = -1
+"""The id of no token: its embedding is zero."""
+
+
 class Batch(NamedTuple):
     """One microbatch of packed documents."""
 

@@ -22,7 +22,7 @@ from models.counts import FlopsLedger, ParameterCounts
 from models.layers.head import OutputHead
 from models.layers.linear import Embedding
 from models.layers.moe import MoE
-from models.layers.mtp import shift_embedding, shift_labels
+from models.layers.mtp import shift_labels, shift_tokens
 from models.layers.norm import RMSNorm
 
 State = tuple[Tensor, ...]
@@ -129,10 +129,9 @@ class Model(nn.Module, ABC):
         A model with MTP modules embeds the tokens for them where it holds the modules.
         """
         context = self.context(positions_BS)
-        embedding = None if self.embedding is None else self.embed(tokens_BS)
+        embeddings = self._embed_all(tokens_BS, positions_BS, first=not state)
         if not state:
-            assert embedding is not None, "only the embedding starts from nothing"
-            state = (embedding,)
+            state = (embeddings.pop(0),)
         for layer in self.layers:
             if layer is not None:
                 state = (layer(state[0], context),)
@@ -141,12 +140,20 @@ class Model(nn.Module, ABC):
             state = (state[0], hidden) if self.mtp else (hidden,)
         for depth, module in enumerate(self.mtp, start=1):
             if module is not None:
-                assert embedding is not None, "an MTP module needs the embedding beside it"
-                later = shift_embedding(embedding, positions_BS, depth)
-                x, hidden = module(state[0], later, context)
+                x, hidden = module(state[0], embeddings.pop(0), context)
                 rest = (*state[1:], hidden)
                 state = rest if depth == len(self.mtp) else (x, *rest)
         return state
+
+    def _embed_all(self, tokens_BS: Tensor, positions_BS: Tensor, *, first: bool) -> list[Tensor]:
+        """What enters the first layer (if `first`) and the MTP modules here, by one lookup.
+
+        Tokens are shifted, not embeddings: of those a rank may hold a part of the sequence only.
+        """
+        depths = [depth for depth, module in enumerate(self.mtp, start=1) if module is not None]
+        needed = [tokens_BS] if first else []
+        needed += [shift_tokens(tokens_BS, positions_BS, depth) for depth in depths]
+        return list(self.embed(torch.cat(needed)).chunk(len(needed))) if needed else []
 
     def losses(self, hidden: State, labels_BS: Tensor, positions_BS: Tensor) -> Losses:
         """The head's losses from the last state."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from models.initialization import fan_in
 from models.layers.linear import Linear
+from models.layers.tensor_plan import TensorPlan
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -38,6 +39,13 @@ class FeedForward(nn.Module):
         self.gate_proj = Linear(dim, hidden_dim)
         self.up_proj = Linear(dim, hidden_dim)
         self.down_proj = Linear(hidden_dim, dim, init=fan_in(hidden_dim, scale=output_scale))
+
+    @property
+    def tensor_plan(self) -> TensorPlan:
+        """Hidden units are divided."""
+        return TensorPlan(
+            columns=("gate_proj", "up_proj"), rows=("down_proj",), gather_inputs=("",)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))

@@ -3,10 +3,10 @@
 Each chunk of tokens computes its logits, its loss and the gradients of its loss on the spot; all
 prediction heads share the weight and go through it as one stack of tokens.
 
-T tokens, D width, V vocabulary, C tokens of a chunk.
+T tokens, D width, V vocabulary (the rows of it that are here), C tokens of a chunk.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from models.batch import IGNORE, Losses
 from models.initialization import Init, make_parameter
+from models.layers.linear import local
 
 
 class LogitScaling(NamedTuple):
@@ -22,6 +23,14 @@ class LogitScaling(NamedTuple):
 
     multiplier: float = 1.0
     soft_cap: float = 0.0
+
+
+class VocabularyShard(NamedTuple):
+    """Which rows of the unembedding are here, and how to see what the other ranks have found."""
+
+    first_row: int = 0
+    gather: Callable[[Tensor], Tensor] | None = None
+    """Every rank's tensor, stacked on a new first dimension; None where all rows are here."""
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -35,6 +44,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         labels_T: Tensor,
         weights_T: Tensor,
         scaling: LogitScaling,
+        shard: VocabularyShard,
         chunk_tokens: int,
         with_gradients: bool,
         keep_gradients: bool,
@@ -47,14 +57,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             chunk = slice(start, start + chunk_tokens)
             h_CD, labels_C = hidden_TD[chunk], labels_T[chunk]
             logits_CV = _logits(h_CD, weight_VD, scaling)
-            log_sums_C = torch.logsumexp(logits_CV, dim=-1)
-            targets_C1 = labels_C.clamp_min(0)[:, None]
-            found_C = logits_CV.gather(1, targets_C1).squeeze(1)
+            rows_C = labels_C - shard.first_row
+            log_sums_C, found_C = _log_sums_and_targets(logits_CV, rows_C, shard)
             valid_C = labels_C != IGNORE
             losses_T[chunk] = (log_sums_C - found_C) * valid_C
             if dhidden_TD is not None and dweight_VD is not None:
                 dproduct_CV = _product_gradient(
-                    logits_CV, log_sums_C, targets_C1, weights_T[chunk] * valid_C, scaling
+                    logits_CV, log_sums_C, rows_C, weights_T[chunk] * valid_C, scaling
                 ).to(weight_VD.dtype)
                 torch.mm(dproduct_CV, weight_VD, out=dhidden_TD[chunk])
                 _add_product(dweight_VD, dproduct_CV.t(), h_CD)
@@ -75,7 +84,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if not ctx.keep_gradients:
             # Nobody else holds them, so that the weight's can become its .grad without a copy.
             ctx.dhidden_TD = ctx.dweight_VD = None
-        return *gradients, None, None, None, None, None, None
+        return *gradients, *(None,) * 7
 
 
 class OutputHead(nn.Module):
@@ -94,6 +103,7 @@ class OutputHead(nn.Module):
         self.weight = make_parameter(vocab_size, dim, init=init)
         self.chunk_tokens = chunk_tokens
         self.scaling = scaling
+        self.shard = VocabularyShard()
         self.keep_gradients = False
         """Whether backward runs twice with one gradient: for the input, later for the weight."""
 
@@ -116,10 +126,11 @@ class OutputHead(nn.Module):
         needed = torch.is_grad_enabled() and (hidden_TD.requires_grad or self.weight.requires_grad)
         total, losses_T = _ChunkedCrossEntropy.apply(
             hidden_TD,
-            self.weight,
+            local(self.weight),
             labels_T,
             weights_T,
             self.scaling,
+            self.shard,
             self.chunk_tokens,
             needed,
             self.keep_gradients,
@@ -141,10 +152,32 @@ def _logits(hidden: Tensor, weight_VD: Tensor, scaling: LogitScaling) -> Tensor:
     return logits
 
 
+def _log_sums_and_targets(
+    logits_CV: Tensor, rows_C: Tensor, shard: VocabularyShard
+) -> tuple[Tensor, Tensor]:
+    """Log-sum-exp of the whole vocabulary and the targets' logits, from the logits that are here.
+
+    `rows_C` are the targets' rows; one outside of [0, V) has its logit on another rank or nowhere.
+    """
+    index_C1, here_C1 = _rows_that_are_here(rows_C, logits_CV.shape[1])
+    found_C = (logits_CV.gather(1, index_C1) * here_C1).squeeze(1)
+    log_sums_C = torch.logsumexp(logits_CV, dim=-1)
+    if shard.gather is None:
+        return log_sums_C, found_C
+    parts_N2C = shard.gather(torch.stack((log_sums_C, found_C)))
+    return torch.logsumexp(parts_N2C[:, 0], dim=0), parts_N2C[:, 1].sum(dim=0)
+
+
+def _rows_that_are_here(rows_C: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """The rows as an index (C,1), 0 for those outside of [0, num_rows), and which are inside."""
+    here_C = (rows_C >= 0) & (rows_C < num_rows)
+    return rows_C.masked_fill(~here_C, 0)[:, None], here_C[:, None]
+
+
 def _product_gradient(
     logits_CV: Tensor,
     log_sums_C: Tensor,
-    targets_C1: Tensor,
+    rows_C: Tensor,
     weights_C: Tensor,
     scaling: LogitScaling,
 ) -> Tensor:
@@ -153,7 +186,8 @@ def _product_gradient(
     if scaling.soft_cap:
         slope = 1 - (logits_CV / scaling.soft_cap).square_()
     gradient_CV = logits_CV.sub_(log_sums_C[:, None]).exp_()
-    gradient_CV.scatter_add_(1, targets_C1, gradient_CV.new_full(targets_C1.shape, -1.0))
+    index_C1, here_C1 = _rows_that_are_here(rows_C, logits_CV.shape[1])
+    gradient_CV.scatter_add_(1, index_C1, -here_C1.to(gradient_CV.dtype))
     gradient_CV.mul_((weights_C * scaling.multiplier)[:, None])
     return gradient_CV if slope is None else gradient_CV.mul_(slope)
 

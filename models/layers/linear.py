@@ -1,6 +1,8 @@
 """Linear maps and embeddings whose values come from models.initialization."""
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from models.initialization import Init, fan_in, make_parameter
 
@@ -12,10 +14,30 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias=False, device="meta")
         self.weight = make_parameter(out_features, in_features, init=init or fan_in(in_features))
 
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, local(self.weight))
+
 
 class Embedding(nn.Embedding):
-    """A table of token vectors, (B, S) ids to (B, S, D)."""
+    """A table of token vectors, (B, S) ids to (B, S, D).
+
+    Ids of rows that are not here give zero: NO_TOKEN, and under tensor parallelism the ids of the
+    other ranks, whose results are then summed.
+    """
 
     def __init__(self, vocab_size: int, dim: int, *, init: Init) -> None:
         super().__init__(vocab_size, dim, device="meta")
         self.weight = make_parameter(vocab_size, dim, init=init)
+        self.first_row = 0
+        """The id of the first row that lives on this rank."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        weight = local(self.weight)
+        rows = tokens - self.first_row
+        absent = (rows < 0) | (rows >= weight.shape[0])
+        return F.embedding(rows.masked_fill(absent, 0), weight).masked_fill(absent[..., None], 0)
+
+
+def local(weight: Tensor) -> Tensor:
+    """The part of a weight that lives on this rank: expert and tensor parallelism divide them."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from models.initialization import fan_in, make_parameter
 from models.layers.feed_forward import swiglu
+from models.layers.linear import local
 from models.layers.router import Router
+from models.layers.tensor_plan import TensorPlan
 from models.ops.grouped_mm import grouped_mm
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -120,9 +121,9 @@ class GroupedExperts(nn.Module):
         self.product = grouped_mm
 
     def forward(self, rows_RD: Tensor, offsets_E: Tensor) -> Tensor:
-        hidden = self.product(rows_RD, _local(self.gate_up), offsets_E)
+        hidden = self.product(rows_RD, local(self.gate_up), offsets_E)
         gate, up = hidden.chunk(2, dim=-1)
-        return self.product(swiglu(gate, up), _local(self.down), offsets_E)
+        return self.product(swiglu(gate, up), local(self.down), offsets_E)
 
 
 class MoE(nn.Module):
@@ -152,6 +153,11 @@ class MoE(nn.Module):
         self.entry = entry
         self.exit = exit
 
+    @property
+    def tensor_plan(self) -> TensorPlan:
+        """Nothing: tokens are routed from the rank that holds them, expert parallelism divides."""
+        return TensorPlan()
+
     def forward(self, x: Tensor) -> Tensor:
         x_TD = x.flatten(0, -2)
         weights_TK, experts_TK = self.router(x_TD)
@@ -166,8 +172,3 @@ class MoE(nn.Module):
         if self.shared is not None:
             out = out + self.shared(x_TD)
         return out.view_as(x)
-
-
-def _local(weight: Tensor) -> Tensor:
-    """The experts that live on this rank."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight

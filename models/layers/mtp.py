@@ -9,7 +9,7 @@ B batch, S sequence, D width.
 import torch
 from torch import Tensor, nn
 
-from models.batch import IGNORE, Context
+from models.batch import IGNORE, NO_TOKEN, Context
 from models.layers.linear import Linear
 from models.layers.norm import RMSNorm
 
@@ -34,10 +34,10 @@ class MTPBlock(nn.Module):
         return x_BSD, self.norm(x_BSD)
 
 
-def shift_embedding(embedding_BSD: Tensor, positions_BS: Tensor, depth: int) -> Tensor:
-    """The embedding of token i + depth at i, zero where that is another document."""
+def shift_tokens(tokens_BS: Tensor, positions_BS: Tensor, depth: int) -> Tensor:
+    """Token i + depth at i, NO_TOKEN where that is another document."""
     inside = _same_document(positions_BS, depth)
-    return torch.roll(embedding_BSD, -depth, dims=1) * inside[..., None]
+    return torch.roll(tokens_BS, -depth, dims=1).masked_fill(~inside, NO_TOKEN)
 
 
 def shift_labels(labels_BS: Tensor, positions_BS: Tensor, depth: int) -> Tensor:

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.batch import IGNORE, Batch
+from models.batch import IGNORE, NO_TOKEN, Batch
 from models.deepseek_v3 import DEEPSEEK_V3_PROXY
-from models.layers.mtp import shift_embedding, shift_labels
+from models.layers.mtp import shift_labels, shift_tokens
 from models.muse_spark import MUSE_SPARK_PROXY
 from models.protocol import Model, ModelConfig
 from tests.models.helpers import build, pack, relative_error
@@ -105,12 +105,23 @@ def test_mtp_targets_stay_in_the_document() -> None:
     ]
 
 
-def test_mtp_sees_later_embeddings_of_the_document_alone() -> None:
+def test_mtp_sees_later_tokens_of_the_document_alone() -> None:
     positions = torch.tensor([[0, 1, 2, 0, 1]])
-    embedding = torch.arange(1.0, 6.0)[None, :, None]
+    tokens = torch.tensor([[1, 2, 3, 4, 5]])
+    none = NO_TOKEN
 
-    assert shift_embedding(embedding, positions, 1).flatten().tolist() == [2, 3, 0, 5, 0]
-    assert shift_embedding(embedding, positions, 2).flatten().tolist() == [3, 0, 0, 0, 0]
+    assert shift_tokens(tokens, positions, 1).tolist() == [[2, 3, none, 5, none]]
+    assert shift_tokens(tokens, positions, 2).tolist() == [[3, none, none, none, none]]
+
+
+def test_no_token_has_no_embedding_and_trains_none() -> None:
+    embedding = build(DEEPSEEK_V3_PROXY).embedding
+    vectors = embedding(torch.tensor([[3, NO_TOKEN]]))
+    vectors.sum().backward()
+
+    assert vectors[0, 0].equal(embedding.weight[3])
+    assert vectors[0, 1].abs().max() == 0
+    assert embedding.weight.grad.nonzero()[:, 0].unique().tolist() == [3]
 
 
 @pytest.mark.parametrize("name", PROXIES)

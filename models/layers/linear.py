@@ -1,5 +1,7 @@
 """Linear maps and embeddings whose values come from models.initialization."""
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -8,14 +10,20 @@ from models.initialization import Init, fan_in, make_parameter
 
 
 class Linear(nn.Linear):
-    """A product without bias, (..., in) to (..., out); normal with fan-in variance by default."""
+    """A product without bias, (..., in) to (..., out); normal with fan-in variance by default.
+
+    `product` is the product, of x and the weight: a quantized one replaces it.
+    """
+
+    product: Callable[[Tensor, Tensor], Tensor]
 
     def __init__(self, in_features: int, out_features: int, *, init: Init | None = None) -> None:
         super().__init__(in_features, out_features, bias=False, device="meta")
         self.weight = make_parameter(out_features, in_features, init=init or fan_in(in_features))
+        self.product = F.linear
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, local(self.weight))
+        return self.product(x, local(self.weight))
 
 
 class Embedding(nn.Embedding):

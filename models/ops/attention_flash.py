@@ -14,7 +14,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """(out (B,S,H,Dv), log-sum-exp (B,H,S) float32) for q (B,S,H,D), k (B,S,Hkv,D), v."""
     B, S, H, D = q.shape
-    ends, longest = _cumulative_lengths(positions_BS)
+    ends, longest = cumulative_lengths(positions_BS)
     stream = [_stream(x, D) for x in (q, k, v)]
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
         *stream, ends, ends, longest, longest, 0.0, True, False, scale=scale, **_window(window)
@@ -36,11 +36,11 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients (dq, dk, dv), contiguous, of the shapes of q, k and v."""
     B, S, H, D = q.shape
-    ends, longest = _cumulative_lengths(positions_BS)
+    ends, longest = cumulative_lengths(positions_BS)
     stream = [_stream(x, D) for x in (dout, q, k, v, out)]
     # Without dropout the kernel reads no random state: it only wants the tensors to exist.
     rng_state = torch.zeros(2, dtype=torch.uint64, device=q.device)
-    unused = torch.empty(0, device=q.device)
+    unused = torch.empty((), dtype=torch.uint64, device=q.device)
     gradients = torch.ops.aten._flash_attention_backward(
         *stream,
         lse.transpose(0, 1).reshape(H, B * S),
@@ -72,7 +72,7 @@ def _window(window: int) -> dict[str, int]:
     return {"window_size_left": window - 1, "window_size_right": 0} if window else {}
 
 
-def _cumulative_lengths(positions_BS: Tensor) -> tuple[Tensor, int]:
+def cumulative_lengths(positions_BS: Tensor) -> tuple[Tensor, int]:
     """(int32 offsets of the documents in the stream, length of the longest)."""
     starts_BS = positions_BS == 0
     starts_BS[:, 0] = True

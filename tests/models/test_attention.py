@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.ops import attention_tiles
+from models.ops import attention_flash, attention_tiles
 from models.ops.attention import attention, attention_kernel
 from tests.models.helpers import pack, relative_error
 
@@ -164,3 +164,31 @@ def test_the_kernel_is_chosen_by_device_and_dtype() -> None:
     assert attention_kernel("cuda", torch.bfloat16, 192) == "flash_varlen"
     assert attention_kernel("cuda", torch.float32, 192) == "tiles"
     assert attention_kernel("cpu", torch.bfloat16, 192) == "tiles"
+
+
+def test_the_flash_kernel_sees_the_documents_as_one_stream() -> None:
+    """Rows of 20 + 44 and of 64 tokens: cumulative lengths, and the longest."""
+    positions = pack([[20, 44], [64]], 8).positions_BS
+    ends, longest = attention_flash.cumulative_lengths(positions)
+    assert (ends.tolist(), longest) == ([0, 20, 64, 128], 64)
+    assert ends.dtype == torch.int32
+
+
+@pytest.mark.parametrize("window", [0, 16])
+def test_the_flash_kernel_takes_widths_of_mla_and_shared_keys(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shapes on the meta device, as the fake kernels of the operator promise them."""
+    q = torch.empty(2, 64, 4, 192, dtype=torch.bfloat16, device="meta")
+    k, v = q.new_empty(2, 64, 2, 192), q.new_empty(2, 64, 2, 128)
+    positions = torch.empty(2, 64, dtype=torch.int64, device="meta")
+    ends = torch.tensor([0, 20, 64, 128], dtype=torch.int32).to("meta")
+    monkeypatch.setattr(attention_flash, "cumulative_lengths", lambda _: (ends, 64))
+
+    out, lse = attention_flash.forward(q, k, v, positions, 0.1, window)
+    gradients = attention_flash.backward(out, q, k, v, out, lse, positions, 0.1, window)
+
+    assert out.shape == (2, 64, 4, 128) and out.is_contiguous()
+    assert lse.shape == (2, 4, 64) and lse.dtype == torch.float32
+    assert [g.shape for g in gradients] == [q.shape, k.shape, v.shape]
+    assert all(g.is_contiguous() for g in gradients)

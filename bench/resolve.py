@@ -28,6 +28,7 @@ def resolve(spec: RunSpec) -> Workload:
         workload = override(registry.load(spec.workload), _workload_changes(spec.set))
         plan = workload.plan.resolve(spec.ranks)
         plan.check_batch(workload.global_batch_size)
+        plan.check_stages(workload.model.num_layers, workload.model.num_mtp_layers)
         workload.model.flops_per_token(workload.sequence_length)
         num_experts = getattr(workload.model, "num_experts", None)
         if num_experts is not None:

@@ -5,10 +5,13 @@ from typing import Literal, Self
 
 import msgspec
 
+from parallel.schedules import RULES, Schedule, check_schedule, stages_of_rank
+
 Remat = Literal["none", "full", "selective"]
 Compile = Literal["none", "block"]
-NOT_LAID_OUT_YET = ("pp", "cp", "tp")
-SIZES = ("pp", "dp_replicate", "cp", "tp", "ep", "microbatches")
+NOT_LAID_OUT_YET = ("cp",)
+SIZES = ("pp", "dp_replicate", "cp", "tp", "ep", "microbatches", "stages_per_rank")
+DEFAULT_SCHEDULE: Schedule = "1F1B"
 
 
 class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,6 +21,10 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     its ranks from tp, cp and dp_shard, in this order: experts are spread over ``ep`` ranks and
     sharded over the remaining ``efsdp``. ``microbatches`` is how often gradients are accumulated
     in a step, or how many microbatches flow through the pipeline.
+
+    ``reshard_after_forward`` gathers the parameters of a block anew in every forward and backward
+    (True) or once per step (False); it is True by default without a pipeline, False with one.
+    Under a pipeline the gradients stay unsharded until the last microbatch and are reduced once.
     """
 
     pp: int = 1
@@ -27,7 +34,9 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tp: int = 1
     ep: int = 1
     microbatches: int = 1
-    reshard_after_forward: bool = True
+    schedule: Schedule = DEFAULT_SCHEDULE
+    stages_per_rank: int = 1
+    reshard_after_forward: bool | None = None
     remat: Remat = "none"
     compile: Compile = "none"
 
@@ -41,15 +50,73 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if getattr(self, name) > 1:
                 raise ValueError(f"plan.{name}={getattr(self, name)}: this version has no {name}")
 
+        self._check_pipeline()
+
+    def _check_pipeline(self) -> None:
+        if self.pp == 1:
+            for name, default in (("schedule", DEFAULT_SCHEDULE), ("stages_per_rank", 1)):
+                if getattr(self, name) != default:
+                    raise ValueError(
+                        f"plan.{name}={getattr(self, name)} needs a pipeline: give plan.pp of at "
+                        "least 2"
+                    )
+            return
+        check_schedule(
+            self.schedule,
+            num_ranks=self.pp,
+            stages_per_rank=self.stages_per_rank,
+            microbatches=self.microbatches,
+        )
+        if not RULES[self.schedule].splits_backward:
+            return
+        for name, value in {
+            "reshard_after_forward": True,
+            "remat": "full",
+            "compile": "block",
+        }.items():
+            if getattr(self, name) == value:
+                raise ValueError(
+                    f"plan.{name}={value}: {self.schedule} runs a backward in two parts"
+                )
+
     @property
     def num_data_ranks(self) -> int:
         """Ranks that see different sequences."""
         return self.dp_replicate * self._shard
 
     @property
+    def num_sequence_parts(self) -> int:
+        """Ranks that share a sequence: between layers each holds as many of its tokens."""
+        return self.cp * self.tp
+
+    @property
     def world_size(self) -> int:
         """Ranks of the whole plan; needs a resolved ``dp_shard``."""
         return self.pp * self.dp_replicate * self._shard * self.cp * self.tp
+
+    def num_copies(self, on_every_tensor_rank: bool) -> int:
+        """Ranks of a pipeline stage that hold the same shard of a parameter."""
+        return self.dp_replicate * (self.tp if on_every_tensor_rank else 1)
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the whole pipeline."""
+        return self.pp * self.stages_per_rank
+
+    @property
+    def reshards(self) -> bool:
+        """Whether blocks are gathered anew for every forward and backward."""
+        asked = self.reshard_after_forward
+        return self.pp == 1 if asked is None else asked
+
+    def stages_of(self, pipeline_rank: int) -> list[int]:
+        """Return the stages that a rank of a pipeline holds."""
+        return stages_of_rank(
+            self.schedule,
+            rank=pipeline_rank,
+            num_ranks=self.pp,
+            stages_per_rank=self.stages_per_rank,
+        )
 
     @property
     def efsdp(self) -> int:
@@ -81,7 +148,7 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"plan.ep={self.ep} must divide dp_shard={shard} x cp={self.cp} x tp={self.tp}; "
                 f"plan.ep={math.gcd(lenders, self.ep)} would"
             )
-        return msgspec.structs.replace(self, dp_shard=shard)
+        return msgspec.structs.replace(self, dp_shard=shard, reshard_after_forward=self.reshards)
 
     def check_batch(self, global_batch_size: int) -> None:
         """Raise ``ValueError`` unless every rank gets whole sequences in every microbatch."""
@@ -100,4 +167,15 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(
                 f"plan.ep={self.ep} does not divide the model's {num_experts} experts; "
                 f"plan.ep={math.gcd(num_experts, self.ep)} would"
+            )
+
+    def check_stages(self, num_layers: int, num_mtp_layers: int) -> None:
+        """Raise ``ValueError`` unless every pipeline stage gets a part of the model."""
+        parts = num_layers + num_mtp_layers + 2
+        if self.num_stages > parts:
+            raise ValueError(
+                f"plan.pp={self.pp} x stages_per_rank={self.stages_per_rank} makes "
+                f"{self.num_stages} stages, the model has {parts} parts (embedding, {num_layers} "
+                f"layers, {num_mtp_layers} MTP modules, head); "
+                f"plan.pp={max(1, parts // self.stages_per_rank)} would fit"
             )

@@ -8,10 +8,13 @@ from torch import Tensor
 
 from models.batch import Batch
 from models.layers.attention import AttentionCore
+from models.protocol import NamedMoE
 from parallel.fsdp import reduce_gradients
 from parallel.layout import Shard, clear_gradients, collect_gradients, local_shards
 from parallel.mesh import build_meshes
-from workloads.build import build_model
+from parallel.pipeline import Pipeline, Shapes
+from parallel.tensor import sum_replicated
+from workloads.build import build_stages, build_whole, place_stages
 from workloads.data import count_tokens, open_data
 from workloads.workload import Training, Workload
 
@@ -34,8 +37,15 @@ class Trainer:
         self.workload = workload
         self.device = device
         self.meshes = build_meshes(workload.plan, device.type)
-        self.model = build_model(workload, self.meshes, device)
-        self.shards = local_shards(self.model)
+        self.placement = place_stages(workload)
+        self.stages = build_stages(workload, self.placement, self.meshes, device)
+        self.models = [stage.model for stage in self.stages]
+        self.pipeline = self._build_pipeline() if workload.plan.pp > 1 else None
+        self.routers = {
+            name: moe.router.config.num_experts for name, moe in build_whole(workload).moe_layers()
+        }
+        self.shards = [shard for model in self.models for shard in local_shards(model)]
+        self.copies = self._count_copies()
         self.optimizer = build_optimizer(self.shards, workload.training)
         self.data = open_data(
             workload.data,
@@ -48,16 +58,17 @@ class Trainer:
     def step(self, index: int) -> StepTensors:
         """Run training step ``index``: forward, backward, clipping, AdamW, router balancing."""
         num_microbatches = self.workload.plan.microbatches
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        counts = [0, 0, 0]
-        for microbatch in range(num_microbatches):
-            batch = self._batch(index, microbatch)
-            counts = [a + b for a, b in zip(counts, count_tokens(batch), strict=True)]
-            reduce_gradients(self.model, microbatch == num_microbatches - 1)
-            losses = self.model(*(tensor.to(self.device) for tensor in batch))
-            losses.total.backward()
-            sums += torch.stack((losses.main_sum, losses.mtp_sum))
-        return self._update(sums, counts)
+        batches = [self._batch(index, microbatch) for microbatch in range(num_microbatches)]
+        counts = [count_tokens(self._share(batch)) for batch in batches]
+        inputs = [Batch(*(tensor.to(self.device) for tensor in batch)) for batch in batches]
+        sums = self.pipeline.step(inputs) if self.pipeline else self._accumulate(inputs)
+        # The ranks of a pipeline have the same batches: the one with the last stage counts them.
+        counted = any(model.head is not None for model in self.models)
+        return self._update(sums, [sum(column) * counted for column in zip(*counts, strict=True)])
+
+    def moe_layers(self) -> list[NamedMoE]:
+        """Return the mixture-of-experts layers of this rank's stages."""
+        return [named for model in self.models for named in model.moe_layers()]
 
     @property
     def has_mtp(self) -> bool:
@@ -68,11 +79,13 @@ class Trainer:
         """Return what lives between steps: parameters, buffers and optimizer states."""
         states = [value for state in self.optimizer.state.values() for value in state.values()]
         parameters = [leaf.detach() for _, leaf in self.shards]
-        return [*parameters, *self.model.buffers(), *(s for s in states if torch.is_tensor(s))]
+        buffers = [buffer for model in self.models for buffer in model.buffers()]
+        return [*parameters, *buffers, *(s for s in states if torch.is_tensor(s))]
 
     def kernels(self) -> dict[str, str]:
         """Return which kernel ran for each of the operators that have several."""
-        cores = [m for m in self.model.modules() if isinstance(m, AttentionCore)]
+        modules = [module for model in self.models for module in model.modules()]
+        cores = [module for module in modules if isinstance(module, AttentionCore)]
         names = {"attention": ", ".join(sorted({core.kernel for core in cores}))}
         if self.workload.precision.quantization == "mxfp8":
             native = self.device.type == "cuda" and torch.cuda.get_device_capability() >= (10, 0)
@@ -88,13 +101,61 @@ class Trainer:
             num_microbatches=self.workload.plan.microbatches,
         )
 
+    def _share(self, batch: Batch) -> Batch:
+        """Return the part of a batch that this rank counts: ranks that share it count it once."""
+        parts = self.workload.plan.num_sequence_parts
+        return Batch(*(x.chunk(parts, dim=1)[self.meshes.sequence_rank()] for x in batch))
+
+    def _build_pipeline(self) -> Pipeline:
+        workload = self.workload
+        plan = workload.plan
+        shape = (
+            workload.global_batch_size // (plan.num_data_ranks * plan.microbatches),
+            workload.sequence_length // plan.num_sequence_parts,
+            workload.model.dim,
+        )
+        compute_dtype = getattr(torch, workload.precision.compute)
+        return Pipeline(
+            self.stages,
+            plan,
+            self.meshes.dense["pp"].get_group(),
+            Shapes(shape, compute_dtype, self.device),
+            self.placement.embedding_stages,
+        )
+
+    def _count_copies(self) -> Tensor:
+        """Return how many ranks hold each shard: each brings its part of the square sum."""
+        embeddings = {id(m.embedding.weight) for m in self.models if m.embedding is not None}
+        num_embeddings = len(self.placement.embedding_stages)
+        copies = [
+            self.workload.plan.num_copies(shard.on_every_tensor_rank)
+            * (num_embeddings if id(shard.parameter) in embeddings else 1)
+            for shard in self.shards
+        ]
+        return torch.tensor(copies, dtype=torch.float64, device=self.device)
+
+    def _accumulate(self, batches: list[Batch]) -> Tensor:
+        """Run forward and backward of every microbatch; return the sums of both losses."""
+        (model,) = self.models
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for microbatch, batch in enumerate(batches, start=1):
+            reduce_gradients(model, microbatch == len(batches))
+            losses = model(*batch)
+            losses.total.backward()
+            sums += torch.stack((losses.main_sum, losses.mtp_sum))
+        return sums
+
     def _update(self, loss_sums: Tensor, counts: list[int]) -> StepTensors:
         """Clip, step and balance; everything global travels in one all-reduce."""
         gradients = collect_gradients(self.shards)
+        self._sum_over_tensor_ranks(gradients)
         norms = torch.stack(torch._foreach_norm(gradients)).double()
-        # Shards are replicated dp_replicate times: each copy brings its part of the square sum.
-        square_sum = norms.square().sum() / self.workload.plan.dp_replicate
-        routed = [moe.router.tokens_per_expert for _, moe in self.model.moe_layers()]
+        square_sum = (norms.square() / self.copies).sum()
+        here = {name: moe.router.tokens_per_expert for name, moe in self.moe_layers()}
+        routed = [
+            here[name] if name in here else torch.zeros(size, device=self.device)
+            for name, size in self.routers.items()
+        ]
         targets = torch.tensor([counts[2]], dtype=torch.float64, device=self.device)
         packed = torch.cat((loss_sums, targets, square_sum[None], *(c.double() for c in routed)))
         dist.all_reduce(packed)
@@ -105,6 +166,12 @@ class Trainer:
         loss, mtp_loss = packed[:2] / num_targets
         return StepTensors(loss, mtp_loss, grad_norm, *counts)
 
+    def _sum_over_tensor_ranks(self, gradients: list[Tensor]) -> None:
+        if self.workload.plan.tp > 1:
+            pairs = zip(self.shards, gradients, strict=True)
+            replicated = [grad for shard, grad in pairs if shard.on_every_tensor_rank]
+            sum_replicated(replicated, self.meshes.dense["tp"].get_group())
+
     def _apply(self, gradients: list[Tensor], grad_norm: Tensor, num_targets: Tensor) -> None:
         """Turn gradient sums into clipped means and step the optimizer."""
         clip = (self.workload.training.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1.0)
@@ -114,11 +181,11 @@ class Trainer:
 
     def _balance(self, counts: Tensor) -> None:
         """Move each learned router's bias towards even load, then forget the counts."""
-        for _, moe in self.model.moe_layers():
+        mine = dict(zip(self.routers, counts.split(list(self.routers.values())), strict=True))
+        for name, moe in self.moe_layers():
             router = moe.router
-            mine, counts = counts.tensor_split([router.tokens_per_expert.numel()])
             if self.workload.routing == "learned":
-                router.update_bias(mine, self.workload.training.expert_bias_rate)
+                router.update_bias(mine[name], self.workload.training.expert_bias_rate)
             router.tokens_per_expert.zero_()
 
 

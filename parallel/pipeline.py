@@ -100,14 +100,6 @@ class Pipeline:
         self._sum_embedding_gradients()
         return self._sums.clone()
 
-    def embedding_copies(self) -> list[Tensor]:
-        """Return the embeddings of this rank that are copies of the first stage's."""
-        return [
-            stage.model.embedding.weight
-            for stage in self.stages
-            if stage.model.embedding is not None and stage.number != self.embedding_stages[0]
-        ]
-
     def _build_schedule(self, shapes: Shapes) -> Any:
         plan = self.plan
         schedule_class = get_schedule_class(plan.schedule)

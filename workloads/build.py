@@ -6,17 +6,38 @@ from models.initialization import collect_inits, initialize
 from models.protocol import Model
 from parallel.apply import parallelize
 from parallel.mesh import Meshes
+from parallel.stages import Placement, StageModel, cut, place
 from workloads.workload import Workload
 
 
-def build_model(workload: Workload, meshes: Meshes, device: torch.device) -> Model:
-    """Return the workload's model, laid out over ``meshes`` and initialized on ``device``.
+def build_stages(
+    workload: Workload, placement: Placement, meshes: Meshes, device: torch.device
+) -> list[StageModel]:
+    """Return this rank's stages of the workload's model, laid out and initialized on ``device``.
 
-    Nothing is ever materialized whole: the model is built on the meta device, laid out, and
+    Nothing is ever materialized whole: the model is built on the meta device, cut, laid out, and
     each rank then fills the shards it holds, to the same values under every layout.
     """
+    stages = []
+    for number in workload.plan.stages_of(meshes.dense["pp"].get_local_rank()):
+        stage = cut(build_whole(workload), placement, number)
+        _lay_out(stage.model, workload, meshes, device)
+        stages.append(stage)
+    return stages
+
+
+def build_whole(workload: Workload) -> Model:
+    """Return the workload's whole model on the meta device."""
     with torch.device("meta"):
-        model = workload.model.build(routing=workload.routing)
+        return workload.model.build(routing=workload.routing)
+
+
+def place_stages(workload: Workload) -> Placement:
+    """Return which parts of the workload's model each pipeline stage holds."""
+    return place(build_whole(workload), workload.plan.num_stages, workload.sequence_length)
+
+
+def _lay_out(model: Model, workload: Workload, meshes: Meshes, device: torch.device) -> None:
     inits = collect_inits(model)
     parallelize(
         model,
@@ -28,4 +49,3 @@ def build_model(workload: Workload, meshes: Meshes, device: torch.device) -> Mod
     )
     model.to_empty(device=device)
     initialize(model, inits, workload.training.seed)
-    return model

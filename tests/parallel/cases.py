@@ -79,7 +79,7 @@ def peak_tensor_bytes(workload: Workload) -> dict[str, int]:
 def expert_loads(workload: Workload, steps: int) -> list[list[int]]:
     """Return each router's tokens per expert on this rank over the last third of the steps."""
     trainer = Trainer(workload, torch.device("cpu"))
-    loads = [[0] * workload.model.num_experts for _ in trainer.model.moe_layers()]
+    loads = [[0] * workload.model.num_experts for _ in trainer.moe_layers()]
     for index in range(steps):
         batch_counts = _step_and_count(trainer, index)
         if index >= steps - steps // 3:
@@ -96,7 +96,7 @@ def _step_and_count(trainer: Trainer, index: int) -> list[list[int]]:
     balance = trainer._balance
 
     def spy(counts: torch.Tensor) -> None:
-        sizes = [moe.router.tokens_per_expert.numel() for _, moe in trainer.model.moe_layers()]
+        sizes = [moe.router.tokens_per_expert.numel() for _, moe in trainer.moe_layers()]
         seen.extend(part.int().tolist() for part in counts.split(sizes))
         balance(counts)
 

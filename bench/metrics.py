@@ -90,8 +90,8 @@ _TABLE = (
     _exact("peak_rss", "Peak resident set", "GiB", "lower",
            "peak resident set of the process as the system counts it, maximum over ranks", 0.05),
     _timed("exposed_communication", "Exposed communication", "%", "lower",
-           "share of the profiled step in which a collective runs and no computation does, "
-           "maximum over ranks"),
+           "share of the profiled step, which the profiler slows, in which a collective runs and "
+           "no computation does, maximum over ranks"),
     _exact("bubble", "Pipeline bubble", "%", "lower",
            "share of the step in which a pipeline stage waits for another; 0 without stages"),
     _exact("loss", "Loss", "nats/token", "lower",

@@ -14,7 +14,7 @@ STEPS_FILE = "steps.jsonl"
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One training step: ``step_time`` is the slowest rank's, in s; losses in nats per token.
 
-    ``phase`` is ``warmup``, ``measured``, ``counted`` or ``profiled``.
+    ``phase`` is ``warmup``, ``measured``, ``counted`` or ``profiled``; ``tokens`` without padding.
     """
 
     step: int
@@ -22,6 +22,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     step_time: float
     loss: float
     mtp_loss: float | None = None
+    tokens: int | None = None
+    padding: int | None = None
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,16 +1,29 @@
-"""The profiler window: one step in one gzipped Kineto trace per rank, outside the measured ones."""
+"""The profiler window: one step in one gzipped Kineto trace per rank, outside the measured ones.
+
+Each rank reduces its own trace to a summary beside it, so that nothing central ever has to parse
+the traces of all ranks.
+"""
 
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import msgspec
 import torch
+import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
-TRACES_FOLDER = "traces"
+from bench.record import write_atomic
+from reports.run_traces import TRACES_FOLDER, summary_path
+from reports.traces.problems import TraceError
+from reports.traces.reduce import reduce_trace
+from reports.traces.summary import RankSummary, overall
 
 
 class ProfilerWindow:
-    """A context manager that records its body and writes ``traces/rank<N>.json.gz``."""
+    """A context manager that records its body and writes ``traces/rank<N>.json.gz``.
+
+    All ranks begin together: what one of them spends on starting the profiler is not in the trace.
+    """
 
     def __init__(self, run_folder: Path, rank: int, device: torch.device) -> None:
         self.path = run_folder / TRACES_FOLDER / f"rank{rank}.json.gz"
@@ -19,14 +32,18 @@ class ProfilerWindow:
             activities.append(ProfilerActivity.CUDA)
         self._profile = profile(
             activities=activities,
-            # A schedule of one step is what makes the profiler annotate it (ProfilerStep#0).
-            schedule=schedule(wait=0, warmup=0, active=1, repeat=1),
+            # A schedule of one step is what makes the profiler annotate it (ProfilerStep#1); the
+            # profiler starts in the step before it, which is empty.
+            schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
             record_shapes=True,
             profile_memory=True,
         )
 
     def __enter__(self) -> Self:
         self._profile.__enter__()
+        if dist.is_initialized():
+            dist.barrier()
+        self._profile.step()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -35,6 +52,23 @@ class ProfilerWindow:
             self.path.parent.mkdir(exist_ok=True)
             self._profile.export_chrome_trace(str(self.path))
 
-    def report(self) -> dict[str, str]:
-        """Return where the trace lies, relative to the run's folder."""
-        return {"trace": f"{TRACES_FOLDER}/{self.path.name}"}
+    def report(self) -> dict[str, Any]:
+        """Reduce the trace and return where it lies and its exposed communication.
+
+        A trace that cannot be reduced is no reason to fail a run: it becomes the ``reason``.
+        """
+        report = {"trace": f"{TRACES_FOLDER}/{self.path.name}"}
+        try:
+            summary = reduce_trace(self.path)
+        except TraceError as error:
+            return {**report, "reason": str(error)}
+        write_atomic(summary_path(self.path), msgspec.json.encode(summary))
+        return {**report, **exposed_communication(summary)}
+
+
+def exposed_communication(summary: RankSummary) -> dict[str, float]:
+    """Return the share of the profiled step with a collective and no computation, in percent."""
+    step = overall(summary)
+    if not step.duration_ns:
+        return {}
+    return {"exposed_communication_percent": 100 * step.exposed_communication_ns / step.duration_ns}

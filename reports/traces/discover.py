@@ -29,4 +29,5 @@ def trace_files(paths: Iterable[Path | str]) -> list[Path]:
 
 
 def _is_trace(file: Path) -> bool:
-    return file.is_file() and file.name.endswith(_ENDINGS)
+    is_summary = file.name.endswith(".summary.json")  # what a rank made of its own trace
+    return file.is_file() and file.name.endswith(_ENDINGS) and not is_summary

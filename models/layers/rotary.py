@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoFormer, arXiv:2104.09864) with YaRN scaling (arXiv:2309.00071).
+"""Rotary position embedding (RoFormer, arXiv:2104.09864), stretched by YaRN or as in Llama 3.1.
 
 B batch, S sequence, H heads, R rotary pairs: 2R dimensions are rotated.
 """
@@ -13,12 +13,30 @@ from models.batch import Context
 
 
 class Yarn(msgspec.Struct, frozen=True, kw_only=True):
-    """Stretching of the slow frequencies to contexts `factor` times the original."""
+    """Stretching of the slow frequencies (arXiv:2309.00071), in proportion by pair."""
 
     factor: float
     original_context: int
     beta_fast: float = 32.0
+    """Pairs that turn this often or more over the original context keep their frequency."""
     beta_slow: float = 1.0
+    """Pairs that turn this often or less are stretched by the whole factor."""
+    whole_pairs: bool = True
+    """Whether both bounds are rounded outwards to whole pairs."""
+
+
+class Llama3Scaling(msgspec.Struct, frozen=True, kw_only=True):
+    """Stretching of the slow frequencies as in Llama 3.1, in proportion by frequency."""
+
+    factor: float
+    original_context: int
+    low_frequency_factor: float = 1.0
+    """Frequencies of this many turns or fewer over the original context are divided by `factor`."""
+    high_frequency_factor: float = 4.0
+    """Frequencies of this many turns or more stay."""
+
+
+RotaryScaling = Yarn | Llama3Scaling
 
 
 def yarn_scale(factor: float, mscale: float) -> float:
@@ -26,9 +44,11 @@ def yarn_scale(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def rotary_context(positions_BS: Tensor, dim: int, theta: float, yarn: Yarn | None) -> Context:
+def rotary_context(
+    positions_BS: Tensor, dim: int, theta: float, scaling: RotaryScaling | None
+) -> Context:
     """The context of a forward pass, with the tables of cosines and sines of its positions."""
-    frequencies = _frequencies(dim, theta, yarn, positions_BS.device)
+    frequencies = _frequencies(dim, theta, scaling, positions_BS.device)
     angles_BSR = positions_BS[..., None].float() * frequencies
     return Context(positions_BS, angles_BSR.cos(), angles_BSR.sin())
 
@@ -53,17 +73,37 @@ def _tables(x_BSHD: Tensor, context: Context) -> tuple[Tensor, Tensor]:
     return context.cos_BSR[:, :, None].to(dtype), context.sin_BSR[:, :, None].to(dtype)
 
 
-def _frequencies(dim: int, theta: float, yarn: Yarn | None, device: torch.device) -> Tensor:
+def _frequencies(
+    dim: int, theta: float, scaling: RotaryScaling | None, device: torch.device
+) -> Tensor:
     """(R,) float32 radians per position."""
     exponents = torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim
     frequencies = 1.0 / theta**exponents
-    if yarn is None or yarn.factor <= 1:
+    if scaling is None or scaling.factor <= 1:
         return frequencies
-    low = max(math.floor(_dimension_of(yarn.beta_fast, dim, theta, yarn.original_context)), 0)
-    high = min(math.ceil(_dimension_of(yarn.beta_slow, dim, theta, yarn.original_context)), dim - 1)
+    if isinstance(scaling, Yarn):
+        stretched = _yarn_share(scaling, dim, theta, device)
+    else:
+        stretched = _llama3_share(scaling, frequencies)
+    return frequencies * (1 - stretched) + frequencies / scaling.factor * stretched
+
+
+def _yarn_share(yarn: Yarn, dim: int, theta: float, device: torch.device) -> Tensor:
+    """(R,) from 0 for a pair that keeps its frequency to 1 for one that is stretched."""
+    low = _dimension_of(yarn.beta_fast, dim, theta, yarn.original_context)
+    high = _dimension_of(yarn.beta_slow, dim, theta, yarn.original_context)
+    if yarn.whole_pairs:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
     pairs = torch.arange(dim // 2, dtype=torch.float32, device=device)
-    stretched = ((pairs - low) / max(high - low, 0.001)).clamp(0, 1)
-    return frequencies * (1 - stretched) + frequencies / yarn.factor * stretched
+    return ((pairs - low) / max(high - low, 0.001)).clamp(0, 1)
+
+
+def _llama3_share(scaling: Llama3Scaling, frequencies: Tensor) -> Tensor:
+    """(R,) from 0 for a frequency that stays to 1 for one that is stretched."""
+    turns = scaling.original_context * frequencies / (2 * math.pi)
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    return ((high - turns) / (high - low)).clamp(0, 1)
 
 
 def _dimension_of(rotations: float, dim: int, theta: float, context: int) -> float:

@@ -61,9 +61,11 @@ class DeepSeekV3Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def __post_init__(self) -> None:
         if not 0 <= self.num_dense_layers <= self.num_layers:
             raise ValueError(f"{self.num_dense_layers} dense layers out of {self.num_layers}")
-        if self.qk_rope_head_dim % 2:
+        widths = (self.kv_lora_rank, self.qk_nope_head_dim, self.qk_rope_head_dim)
+        if any(width % 2 for width in widths):
             raise ValueError(
-                f"qk_rope_head_dim is rotated in pairs: {self.qk_rope_head_dim} is odd"
+                "heads are rotated in pairs: kv_lora_rank, qk_nope_head_dim and qk_rope_head_dim "
+                f"must be even, not {widths}"
             )
         if self.num_mtp_layers < 0:
             raise ValueError(f"num_mtp_layers is {self.num_mtp_layers}")

@@ -54,23 +54,21 @@ def rotary_context(
 
 
 def rotate_adjacent(x_BSHD: Tensor, context: Context) -> Tensor:
-    """Rotate the pairs (0, 1), (2, 3), ... of the last dimension, D = 2R."""
-    cos, sin = _tables(x_BSHD, context)
-    even, odd = x_BSHD.unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
+    """Rotate the pairs (0, 1), (2, 3), ... of the last dimension, D = 2R.
+
+    As complex numbers: products of pairs at a stride of two are several times slower on a CPU.
+    """
+    turns_BS1R = torch.complex(context.cos_BSR, context.sin_BSR)[:, :, None]
+    pairs = torch.view_as_complex(x_BSHD.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turns_BS1R).flatten(-2).to(x_BSHD.dtype)
 
 
 def rotate_halves(x_BSHD: Tensor, context: Context) -> Tensor:
     """Rotate the pairs (i, i + R) of the last dimension, D = 2R."""
-    cos, sin = _tables(x_BSHD, context)
+    cos = context.cos_BSR[:, :, None].to(x_BSHD.dtype)
+    sin = context.sin_BSR[:, :, None].to(x_BSHD.dtype)
     first, second = x_BSHD.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def _tables(x_BSHD: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (B,S,1,R) in the dtype of x: angles are exact, products need not be."""
-    dtype = x_BSHD.dtype
-    return context.cos_BSR[:, :, None].to(dtype), context.sin_BSR[:, :, None].to(dtype)
 
 
 def _frequencies(

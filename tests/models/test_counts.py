@@ -109,7 +109,7 @@ def test_an_odd_sequence_length_is_refused() -> None:
         (DEEPSEEK_V3_671B, {"num_expert_groups": 7}, "256 experts do not divide into 7 groups"),
         (DEEPSEEK_V3_671B, {"num_experts_per_token": 200}, "200 experts per token out of the 128"),
         (DEEPSEEK_V3_671B, {"num_dense_layers": 62}, "62 dense layers out of 61"),
-        (DEEPSEEK_V3_671B, {"qk_rope_head_dim": 63}, "63 is odd"),
+        (DEEPSEEK_V3_671B, {"qk_rope_head_dim": 63}, r"must be even, not \(512, 128, 63\)"),
         (MUSE_SPARK, {"num_kv_heads": 24}, "128 query heads do not share 24"),
         (MUSE_SPARK, {"window": 0}, "window 0"),
     ],

@@ -37,7 +37,10 @@ class Context(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """Sums over the tokens of a microbatch; the trainer divides by the number of valid targets."""
+    """Sums over the tokens of a microbatch; the trainer divides by the number of valid targets.
+
+    Where several ranks compute one batch, each rank's detached sums are its share of the whole.
+    """
 
     total: Tensor
     """Differentiable float32 scalar: main_sum + weight * mean over depths of the MTP sums."""

@@ -9,6 +9,7 @@ from parallel.fsdp import shard
 from parallel.mesh import Meshes
 from parallel.plan import ParallelPlan
 from parallel.remat import rematerialize
+from parallel.tensor import divide
 
 
 def parallelize(
@@ -22,10 +23,13 @@ def parallelize(
 ) -> None:
     """Lay out a meta-device ``model`` in place; its parameters become sharded DTensors.
 
-    Expert parallelism, quantization, rematerialization, compilation and sharding, in this
-    order: each works on what the ones before it left.
+    Tensor and expert parallelism, quantization, rematerialization, compilation and sharding, in
+    this order: each works on what the ones before it left.
     """
-    if meshes.sparse is not None:
+    if plan.tp > 1:
+        divide(model, meshes.dense["tp"])
+    if plan.ep > 1:
+        assert meshes.sparse is not None
         spread_experts(model, meshes.sparse["ep"])
     if quantization == "mxfp8":
         # Imported here: torchao costs every rank seconds that other precisions do not owe.
@@ -39,5 +43,5 @@ def parallelize(
         meshes,
         compute_dtype=compute_dtype,
         reduce_dtype=reduce_dtype,
-        reshard_after_forward=plan.reshard_after_forward,
+        reshard_after_forward=plan.reshards,
     )

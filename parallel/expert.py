@@ -15,10 +15,10 @@ from torch.distributed._functional_collectives import (
     all_to_all_single_autograd,
 )
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
 from models.layers.moe import Dispatched, Dispatcher, gather_rows
 from models.protocol import Model
+from parallel.layout import divide_weight
 
 
 class Exchange(NamedTuple):
@@ -84,12 +84,6 @@ def spread_experts(model: Model, mesh: DeviceMesh) -> None:
     """Spread every expert layer of a meta-device model over ``mesh``, in place."""
     for _, moe in model.moe_layers():
         for name, weight in list(moe.experts.named_parameters(recurse=False)):
-            setattr(moe.experts, name, _spread(weight, mesh))
+            assert weight.dim() == 3, "only stacked expert weights can be spread"
+            setattr(moe.experts, name, divide_weight(weight, mesh, 0))
         moe.dispatcher = ExpertParallelDispatcher(moe.dispatcher, mesh.get_group())
-
-
-def _spread(weight: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
-    assert weight.dim() == 3, "only stacked expert weights can be spread"
-    num_local = weight.shape[0] // mesh.size()
-    local = weight.new_empty((num_local, *weight.shape[1:]))
-    return nn.Parameter(DTensor.from_local(local, mesh, [Shard(0)], run_check=False))

@@ -1,4 +1,4 @@
-"""The local layout: this rank's shard of every parameter, as plain tensors for the optimizer.
+"""The local layout: dividing weights, and this rank's shards as tensors for the optimizer.
 
 The optimizer works on plain tensors that share the shards' storage: elementwise updates need no
 knowledge of the layout, and experts (sharded over another mesh) go through the same fused call.
@@ -8,7 +8,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Shard as Divided
+
+from models.layers.linear import local
+
+TENSOR_AXES = {"tp", "efsdp"}
+"""Mesh axes over which tensor ranks hold different parts: their own, and that of the experts."""
 
 
 class Shard(NamedTuple):
@@ -17,10 +24,26 @@ class Shard(NamedTuple):
     parameter: nn.Parameter
     leaf: nn.Parameter
 
+    @property
+    def on_every_tensor_rank(self) -> bool:
+        """Whether tensor-parallel ranks hold the same part, and each a part of its gradient."""
+        assert isinstance(self.parameter, DTensor), "FSDP makes every parameter a DTensor"
+        return TENSOR_AXES.isdisjoint(self.parameter.device_mesh.mesh_dim_names or ())
 
-def local(tensor: Tensor) -> Tensor:
-    """Return the plain local tensor of a DTensor, or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+def divide_weight(weight: Tensor, mesh: DeviceMesh, dim: int) -> nn.Parameter:
+    """Return a meta-device weight as the DTensor whose dimension ``dim`` is divided over ``mesh``.
+
+    Raises:
+        ValueError: if the ranks do not divide the dimension.
+    """
+    size, num_ranks = weight.shape[dim], mesh.size()
+    if size % num_ranks:
+        raise ValueError(f"a weight of shape {tuple(weight.shape)} over {num_ranks} ranks: {size}")
+    shape = [*weight.shape]
+    shape[dim] //= num_ranks
+    part = DTensor.from_local(weight.new_empty(shape), mesh, [Divided(dim)], run_check=False)
+    return nn.Parameter(part)
 
 
 def local_shards(model: nn.Module) -> list[Shard]:

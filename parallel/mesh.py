@@ -17,7 +17,8 @@ class Meshes(NamedTuple):
 
     ``dense`` has the axes pp, dp_replicate, dp_shard, cp, tp; ``sparse`` has pp, dp_replicate,
     efsdp, ep over the same ranks in the same order, so that the ep axis runs over neighbours in
-    tp, then cp, then dp_shard. Without expert parallelism ``sparse`` is None.
+    tp, then cp, then dp_shard. Tensor ranks route different tokens: to the experts they are data
+    ranks, over which efsdp shards. Without either parallelism ``sparse`` is None.
     """
 
     dense: DeviceMesh
@@ -31,6 +32,11 @@ class Meshes(NamedTuple):
         """Return which part of the batch this rank trains on; cp and tp ranks share one."""
         replicate, shard = (self.dense[axis] for axis in ("dp_replicate", "dp_shard"))
         return replicate.get_local_rank() * shard.size() + shard.get_local_rank()
+
+    def sequence_rank(self) -> int:
+        """Return which part of its sequences this rank counts, of cp x tp."""
+        cp, tp = self.dense["cp"], self.dense["tp"]
+        return cp.get_local_rank() * tp.size() + tp.get_local_rank()
 
 
 def build_meshes(plan: ParallelPlan, device_type: str) -> Meshes:
@@ -48,7 +54,7 @@ def build_meshes(plan: ParallelPlan, device_type: str) -> Meshes:
         shard_axis = "dp_shard_cp"
         dense["dp_shard", "cp"]._flatten(shard_axis, backend_override=_backend(device_type))
     fsdp = _replicated(dense, shard_axis, plan)
-    if plan.ep == 1:
+    if plan.ep == 1 and plan.tp == 1:
         return Meshes(dense, fsdp, None, fsdp)
     sparse = _mesh(
         device_type, pp=plan.pp, dp_replicate=plan.dp_replicate, efsdp=plan.efsdp, ep=plan.ep

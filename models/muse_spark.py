@@ -11,13 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from models.batch import Context
-from models.counts import AttentionLayers, FlopsLedger, ParameterCounts, flops_ledger
+from models.counts import FlopsLedger, ParameterCounts, flops_ledger
 from models.initialization import Normal, fan_in
-from models.layers.gqa import GroupedQueryAttention
+from models.layers.gqa import GroupedQueryAttention, gqa_layers, gqa_parameters
 from models.layers.head import LogitScaling, OutputHead
 from models.layers.linear import Embedding, Linear
 from models.layers.moe import GroupedExperts, MoE
-from models.layers.norm import CentredRMSNorm, InputScaledRMSNorm, RMSNorm, rms_norm
+from models.layers.norm import (
+    CentredRMSNorm,
+    InputScaledRMSNorm,
+    RMSNorm,
+    UnitRMSNorm,
+    rms_norm,
+)
 from models.layers.residual import ResidualGate
 from models.layers.rotary import rotary_context
 from models.layers.router import Router, RouterConfig
@@ -100,8 +106,13 @@ class MuseSparkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def counts(self) -> ParameterCounts:
         """Exact parameter counts."""
-        width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        attention = self.dim * (3 * width + 2 * kv_width)
+        attention = gqa_parameters(
+            self.dim,
+            self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            gated=True,
+        )
         latent = 2 * self.dim * self.latent_dim + 2 * self.latent_dim
         gains = 5 * self.dim
         common = attention + self.dim * self.num_experts + latent + gains
@@ -120,19 +131,13 @@ class MuseSparkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return flops_ledger(
             self.counts(),
             sequence_length=sequence_length,
-            attention=[
-                self._attention_layers(full, window=0),
-                self._attention_layers(self.num_layers - full, window=self.window),
-            ],
-        )
-
-    def _attention_layers(self, num_layers: int, *, window: int) -> AttentionLayers:
-        return AttentionLayers(
-            num_layers=num_layers,
-            num_heads=self.num_heads,
-            qk_head_dim=self.head_dim,
-            v_head_dim=self.head_dim,
-            window=window,
+            attention=gqa_layers(
+                self.num_heads,
+                self.head_dim,
+                num_full=full,
+                num_windowed=self.num_layers - full,
+                window=self.window,
+            ),
         )
 
 
@@ -206,10 +211,15 @@ def _attention(config: MuseSparkConfig, layer: int) -> GroupedQueryAttention:
         config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
+        output_scale=1.0,
         window=0 if fully else config.window,
         rotary=not fully,
-        query_scale=config.query_key_scale / math.sqrt(config.head_dim),
-        norm_eps=config.norm_eps,
+        query_norm=UnitRMSNorm(
+            config.norm_eps, scale=config.query_key_scale / math.sqrt(config.head_dim)
+        ),
+        key_norm=UnitRMSNorm(config.norm_eps),
+        output_norm=UnitRMSNorm(config.norm_eps),
+        gated=True,
     )
 
 

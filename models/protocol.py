@@ -72,7 +72,7 @@ class ModelConfig(Protocol):
     def build(self, routing: str = "learned") -> "Model":
         """The network on the current default device, without values.
 
-        `routing` is "learned", "balanced" or "random"; ValueError for another.
+        `routing` is one of models.layers.router.Routing; ValueError for another.
         """
         ...
 

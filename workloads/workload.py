@@ -6,7 +6,7 @@ import msgspec
 
 from parallel.plan import ParallelPlan
 
-Routing = Literal["learned", "balanced", "random"]
+Routing = Literal["learned", "balanced", "balanced_strided", "random"]
 Dtype = Literal["float32", "bfloat16"]
 
 

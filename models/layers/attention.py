@@ -3,7 +3,9 @@
 from torch import Tensor, nn
 
 from models.batch import Context
+from models.layers.linear import local
 from models.ops.attention import attention, attention_kernel
+from models.ops.attention_sinks import attention_with_sinks
 
 
 class AttentionCore(nn.Module):
@@ -11,10 +13,12 @@ class AttentionCore(nn.Module):
 
     Context parallelism, a key/value cache for decoding and other kernels replace this module; the
     layer around it does not change. A layer calls `exchange` on what its keys and values are made
-    of, makes them, and calls `forward`.
+    of, makes them, and calls `forward`. `sinks` (H,) are logits that take part in the softmax.
     """
 
-    def __init__(self, *, scale: float, window: int = 0, width: int) -> None:
+    def __init__(
+        self, *, scale: float, window: int = 0, width: int, sinks: nn.Parameter | None = None
+    ) -> None:
         super().__init__()
         self.scale = scale
         self.window = window
@@ -22,6 +26,7 @@ class AttentionCore(nn.Module):
         """Heads times (query width + value width): products of a token with one key."""
         self.kernel = ""
         """The kernel that served the last forward, for the record."""
+        self.sinks = sinks
 
     def exchange(self, *sources: Tensor) -> tuple[Tensor, ...]:
         """What keys and values are made of, (B,S,...) each, for every key that queries here see.
@@ -37,5 +42,8 @@ class AttentionCore(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, positions_BS: Tensor) -> Tensor:
         """Attention of queries that are the last of the keys, whose positions these are."""
         self.kernel = attention_kernel(q.device.type, q.dtype, q.shape[-1])
+        if self.sinks is not None:
+            sinks_H = local(self.sinks)
+            return attention_with_sinks(q, k, v, sinks_H, positions_BS, self.scale, self.window)
         out, _ = attention(q, k, v, positions_BS, self.scale, self.window)
         return out

@@ -6,24 +6,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from models.initialization import Init, fan_in, make_parameter
+from models.initialization import Init, Zeros, fan_in, make_parameter
 
 
 class Linear(nn.Linear):
-    """A product without bias, (..., in) to (..., out); normal with fan-in variance by default.
+    """A product, (..., in) to (..., out); normal with fan-in variance and no bias by default.
 
     `product` is the product, of x and the weight: a quantized one replaces it.
     """
 
     product: Callable[[Tensor, Tensor], Tensor]
 
-    def __init__(self, in_features: int, out_features: int, *, init: Init | None = None) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, *, init: Init | None = None, bias: bool = False
+    ) -> None:
         super().__init__(in_features, out_features, bias=False, device="meta")
         self.weight = make_parameter(out_features, in_features, init=init or fan_in(in_features))
+        if bias:
+            self.bias = make_parameter(out_features, init=Zeros())
         self.product = F.linear
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(x, local(self.weight))
+        y = self.product(x, local(self.weight))
+        return y if self.bias is None else y + local(self.bias)
 
 
 class Embedding(nn.Embedding):

@@ -14,6 +14,19 @@ def rms_norm(x: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), None, eps)
 
 
+class UnitRMSNorm(nn.Module):
+    """scale * rms(x), with nothing to learn."""
+
+    def __init__(self, eps: float, *, scale: float = 1.0) -> None:
+        super().__init__()
+        self.eps = eps
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = rms_norm(x, self.eps)
+        return x if self.scale == 1.0 else x * self.scale
+
+
 class RMSNorm(nn.Module):
     """w * rms(x), with w starting at 1."""
 

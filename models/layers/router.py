@@ -7,6 +7,7 @@ only, and moves after each step against the load. Group-limited choice as in Dee
 T tokens, D width, E experts, K experts per token, G groups of experts.
 """
 
+import math
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -15,10 +16,11 @@ import torch.nn.functional as F
 import torch_remat as remat
 from torch import Tensor, nn
 
-from models.initialization import Init, make_parameter
+from models.initialization import Init, Zeros, make_parameter
 
-Routing = Literal["learned", "balanced", "random"]
-"""How experts are chosen: by score; in turn, which loads all alike; or by a fixed hash."""
+Routing = Literal["learned", "balanced", "balanced_strided", "random"]
+"""How experts are chosen: by score; in turn, which loads all alike; in turn by strides, which also
+sends a token to experts that are far apart; or by a fixed hash."""
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,10 +32,14 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_groups: int = 1
     num_limited_groups: int = 1
     """Groups that a token's experts may come from."""
+    num_group_votes: int = 2
+    """Best experts of a group whose sum says how good the group is."""
     normalize_weights: bool = True
     normalize_eps: float = 1e-20
     weight_scale: float = 1.0
     logit_scale: float = 1.0
+    bias: bool = False
+    """Whether the logits have a bias that is learned, beside the one that balances."""
 
     def __post_init__(self) -> None:
         E, K, G = self.num_experts, self.num_experts_per_token, self.num_groups
@@ -70,6 +76,7 @@ class Router(nn.Module):
         self.config = config
         self.routing = routing
         self.weight = make_parameter(config.num_experts, dim, init=init)
+        self.bias = make_parameter(config.num_experts, init=Zeros()) if config.bias else None
         self.register_buffer("expert_bias", torch.zeros(config.num_experts, dtype=torch.float32))
         self.register_buffer(
             "tokens_per_expert", torch.zeros(config.num_experts, dtype=torch.int64)
@@ -78,7 +85,8 @@ class Router(nn.Module):
     def forward(self, x_TD: Tensor) -> Routes:
         """Routes of the tokens; adds their number to `tokens_per_expert` while training."""
         config = self.config
-        logits_TE = F.linear(x_TD.float(), self.weight.float())
+        bias_E = None if self.bias is None else self.bias.float()
+        logits_TE = F.linear(x_TD.float(), self.weight.float(), bias_E)
         if config.logit_scale != 1.0:
             logits_TE = logits_TE * config.logit_scale
         sigmoid = config.score_function == "sigmoid"
@@ -106,20 +114,23 @@ class Router(nn.Module):
     def _choose(self, scores_TE: Tensor) -> Tensor:
         T, E = scores_TE.shape
         K = self.config.num_experts_per_token
-        if self.routing == "balanced":
-            return torch.arange(T * K, device=scores_TE.device).remainder(E).view(T, K)
+        if self.routing in ("balanced", "balanced_strided"):
+            stride = 1 if self.routing == "balanced" else spreading_stride(E, K)
+            turns = torch.arange(T * K, device=scores_TE.device)
+            return (turns * stride).remainder(E).view(T, K)
         if self.routing == "random":
             return _hash_scores(T, E, scores_TE.device).topk(K, dim=-1, sorted=False).indices
         preferences_TE = self._limit_to_groups(scores_TE + self.expert_bias)
         return preferences_TE.topk(K, dim=-1, sorted=False).indices
 
     def _limit_to_groups(self, preferences_TE: Tensor) -> Tensor:
-        """Minus infinity outside the groups whose two best experts have the largest sum."""
+        """Minus infinity outside the groups whose best experts have the largest sum."""
         config = self.config
         if config.num_limited_groups == config.num_groups:
             return preferences_TE
         grouped_TGE = preferences_TE.unflatten(1, (config.num_groups, -1))
-        group_scores_TG = grouped_TGE.topk(min(2, grouped_TGE.shape[-1]), dim=-1).values.sum(-1)
+        votes = min(config.num_group_votes, grouped_TGE.shape[-1])
+        group_scores_TG = grouped_TGE.topk(votes, dim=-1).values.sum(-1)
         kept = group_scores_TG.topk(config.num_limited_groups, dim=-1, sorted=False).indices
         excluded_TG = torch.ones_like(group_scores_TG, dtype=torch.bool).scatter_(1, kept, False)
         return grouped_TGE.masked_fill(excluded_TG[..., None], float("-inf")).flatten(1)
@@ -130,6 +141,14 @@ class Router(nn.Module):
         if self.training and not recomputing:
             ones = torch.ones_like(experts_TK).flatten()
             self.tokens_per_expert.scatter_add_(0, experts_TK.flatten(), ones)
+
+
+def spreading_stride(E: int, K: int) -> int:
+    """The step between the K experts of a token that spreads them over all E, at least E / K.
+
+    It has no factor in common with E, so that E turns visit every expert once.
+    """
+    return next(step for step in range(-(-E // K), 2 * E + 1) if math.gcd(step, E) == 1)
 
 
 def _hash_scores(T: int, E: int, device: torch.device) -> Tensor:

@@ -13,6 +13,8 @@ class TensorPlan(NamedTuple):
 
     columns: tuple[str, ...] = ()
     """Linear maps whose outputs (heads, hidden units) are divided."""
+    vectors: tuple[str, ...] = ()
+    """Parameters whose first dimension is divided likewise: biases of columns, values per head."""
     rows: tuple[str, ...] = ()
     """Linear maps whose inputs are divided: their outputs are summed over ranks and scattered."""
     gather_inputs: tuple[str, ...] = ()

@@ -122,5 +122,5 @@ def test_numbers_that_do_not_fit_are_refused_and_named(
 
 
 def test_an_unknown_routing_is_refused() -> None:
-    with pytest.raises(ValueError, match="learned, balanced, random, not 'even'"):
+    with pytest.raises(ValueError, match="learned, balanced, balanced_strided, random, not 'even'"):
         DEEPSEEK_V3_PROXY.build("even")

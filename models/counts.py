@@ -26,6 +26,9 @@ class ParameterCounts(msgspec.Struct, frozen=True, kw_only=True):
     active_layers: int
     final_norm: int
     head: int
+    """The output head's, also where they are the embedding's."""
+    tied: bool = False
+    """Whether the head is the embedding: one parameter then, counted once in the total."""
     mtp: int = 0
     """The MTP modules' own parameters: embedding and head are shared with the main model."""
     active_mtp: int = 0
@@ -33,7 +36,8 @@ class ParameterCounts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total(self) -> int:
         """Every parameter."""
-        return self.embedding + self.layers + self.final_norm + self.head + self.mtp
+        own_head = 0 if self.tied else self.head
+        return self.embedding + self.layers + self.final_norm + own_head + self.mtp
 
     @property
     def active(self) -> int:

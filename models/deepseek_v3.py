@@ -1,27 +1,19 @@
-"""DeepSeek V3 (arXiv:2412.19437): latent attention, group-limited experts, multi-token prediction.
-
-B batch, S sequence, D model width.
-"""
+"""DeepSeek V3 (arXiv:2412.19437): latent attention, group-limited experts, several predictions."""
 
 import math
 from typing import Literal
 
 import msgspec
-from torch import Tensor, nn
 
-from models.batch import Context
 from models.counts import AttentionLayers, FlopsLedger, ParameterCounts, flops_ledger
-from models.initialization import Normal, fan_in
+from models.decoder import Block, Decoder, Rotary, residual_scale
+from models.initialization import fan_in
 from models.layers.feed_forward import FeedForward
-from models.layers.head import OutputHead
-from models.layers.linear import Embedding
 from models.layers.mla import MultiHeadLatentAttention
 from models.layers.moe import GroupedExperts, MoE
 from models.layers.mtp import MTPBlock
-from models.layers.norm import RMSNorm
-from models.layers.rotary import Yarn, rotary_context, yarn_scale
+from models.layers.rotary import Yarn, yarn_scale
 from models.layers.router import Router, RouterConfig
-from models.protocol import Model
 
 
 class DeepSeekV3Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,6 +38,8 @@ class DeepSeekV3Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     num_shared_experts: int
     num_expert_groups: int = 1
     num_limited_groups: int = 1
+    num_group_votes: int = 2
+    """Best experts of a group whose sum decides whether the group is kept."""
     score_function: Literal["sigmoid", "softmax"] = "sigmoid"
     normalize_weights: bool = True
     route_scale: float = 1.0
@@ -83,6 +77,7 @@ class DeepSeekV3Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             score_function=self.score_function,
             num_groups=self.num_expert_groups,
             num_limited_groups=self.num_limited_groups,
+            num_group_votes=self.num_group_votes,
             normalize_weights=self.normalize_weights,
             weight_scale=self.route_scale,
         )
@@ -135,72 +130,41 @@ class DeepSeekV3Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         )
 
 
-class DeepSeekV3Block(nn.Module):
-    """x + attention(norm x), then x + feed_forward(norm x), dense or a mixture of experts."""
-
-    def __init__(self, config: DeepSeekV3Config, *, sparse: bool, routing: str) -> None:
-        super().__init__()
-        # Two additions per layer keep the variance of the residual stream independent of depth.
-        output_scale = 1 / math.sqrt(2 * config.num_layers)
-        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
-        self.attention = _attention(config, output_scale)
-        self.feed_forward_norm = RMSNorm(config.dim, config.norm_eps)
-        self.feed_forward = (
-            _mixture(config, routing, output_scale)
-            if sparse
-            else FeedForward(config.dim, config.dense_hidden_dim, output_scale=output_scale)
-        )
-
-    def forward(self, x_BSD: Tensor, context: Context) -> Tensor:
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), context)
-        return x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD))
-
-
-class DeepSeekV3(Model):
+class DeepSeekV3(Decoder):
     """The language model with its MTP modules; see models.protocol."""
 
     def __init__(self, config: DeepSeekV3Config, routing: str = "learned") -> None:
-        super().__init__()
-        self.config: DeepSeekV3Config = config
+        dense, num_layers = config.num_dense_layers, config.num_layers
+        super().__init__(
+            config,
+            (_block(config, sparse=i >= dense, routing=routing) for i in range(num_layers)),
+            rotary=Rotary(
+                config.qk_rope_head_dim,
+                config.rope_theta,
+                Yarn(factor=config.rope_factor, original_context=config.rope_original_context),
+            ),
+            mtp=(
+                MTPBlock(
+                    config.dim,
+                    _block(config, sparse=dense < num_layers, routing=routing),
+                    norm_eps=config.norm_eps,
+                )
+                for _ in range(config.num_mtp_layers)
+            ),
+        )
         self.mtp_loss_weight = config.mtp_loss_weight
-        self.embedding = Embedding(config.vocab_size, config.dim, init=Normal(1.0))
-        self.layers = nn.ModuleList(
-            DeepSeekV3Block(config, sparse=i >= config.num_dense_layers, routing=routing)
-            for i in range(config.num_layers)
-        )
-        self.norm = RMSNorm(config.dim, config.norm_eps)
-        self.mtp = nn.ModuleList(
-            MTPBlock(
-                config.dim,
-                DeepSeekV3Block(
-                    config, sparse=config.num_dense_layers < config.num_layers, routing=routing
-                ),
-                norm_eps=config.norm_eps,
-            )
-            for _ in range(config.num_mtp_layers)
-        )
-        self.head = OutputHead(
-            config.dim,
-            config.vocab_size,
-            init=fan_in(config.dim),
-            chunk_tokens=config.loss_chunk_tokens,
-        )
 
-    def embed(self, tokens_BS: Tensor) -> Tensor:
-        """The stream that enters the first layer."""
-        assert self.embedding is not None
-        return self.embedding(tokens_BS)
 
-    def last_hidden(self, x_BSD: Tensor) -> Tensor:
-        """The final norm."""
-        assert self.norm is not None
-        return self.norm(x_BSD)
-
-    def context(self, positions_BS: Tensor) -> Context:
-        """What the blocks of one forward pass share."""
-        config = self.config
-        yarn = Yarn(factor=config.rope_factor, original_context=config.rope_original_context)
-        return rotary_context(positions_BS, config.qk_rope_head_dim, config.rope_theta, yarn)
+def _block(config: DeepSeekV3Config, *, sparse: bool, routing: str) -> Block:
+    dim, output_scale = config.dim, residual_scale(config.num_layers)
+    return Block(
+        dim,
+        config.norm_eps,
+        attention=_attention(config, output_scale),
+        feed_forward=_mixture(config, routing, output_scale)
+        if sparse
+        else FeedForward(dim, config.dense_hidden_dim, output_scale=output_scale),
+    )
 
 
 def _attention(config: DeepSeekV3Config, output_scale: float) -> MultiHeadLatentAttention:

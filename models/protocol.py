@@ -114,6 +114,18 @@ class Model(nn.Module, ABC):
     def last_hidden(self, x_BSD: Tensor) -> Tensor:
         """The final norm: what the main prediction head sees of the last layer's output."""
 
+    @property
+    def ties_embedding(self) -> bool:
+        """Whether embedding and head are here and are one parameter."""
+        if self.embedding is None or self.head is None:
+            return False
+        return self.head.weight is self.embedding.weight
+
+    def tie_embedding(self) -> None:
+        """Make the embedding the head's weight: dividing or moving a tied model makes two of it."""
+        assert self.embedding is not None and self.head is not None
+        self.head.weight = self.embedding.weight
+
     def stream_dtype(self, compute_dtype: torch.dtype) -> torch.dtype:
         """The dtype of x_BSD between layers; a family may keep it in float32."""
         return compute_dtype

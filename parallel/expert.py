@@ -84,6 +84,6 @@ def spread_experts(model: Model, mesh: DeviceMesh) -> None:
     """Spread every expert layer of a meta-device model over ``mesh``, in place."""
     for _, moe in model.moe_layers():
         for name, weight in list(moe.experts.named_parameters(recurse=False)):
-            assert weight.dim() == 3, "only stacked expert weights can be spread"
+            assert weight.dim() > 1, "only stacked weights and biases can be spread"
             setattr(moe.experts, name, divide_weight(weight, mesh, 0))
         moe.dispatcher = ExpertParallelDispatcher(moe.dispatcher, mesh.get_group())

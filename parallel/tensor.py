@@ -28,10 +28,13 @@ def divide(model: Model, mesh: DeviceMesh) -> None:
     """Divide a meta-device ``model`` over the ranks of ``mesh``, in place."""
     for _, block in model.blocks():
         _divide_layers(block, mesh)
+    tied = model.ties_embedding
     if model.embedding is not None:
         _divide_embedding(model.embedding, mesh)
     if model.head is not None:
         _divide_head(model.head, mesh)
+    if tied:
+        model.tie_embedding()
 
 
 def _divide_layers(module: nn.Module, mesh: DeviceMesh) -> None:
@@ -44,6 +47,10 @@ def _divide_layers(module: nn.Module, mesh: DeviceMesh) -> None:
     plan = module.tensor_plan
     for name in plan.columns:
         _divide_linear(module.get_submodule(name), mesh, dim=0)
+    for name in plan.vectors:
+        owner, _, leaf = name.rpartition(".")
+        layer = module.get_submodule(owner)
+        setattr(layer, leaf, divide_weight(getattr(layer, leaf), mesh, 0))
     for name in plan.rows:
         linear = module.get_submodule(name)
         _divide_linear(linear, mesh, dim=1)

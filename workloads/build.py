@@ -47,5 +47,8 @@ def _lay_out(model: Model, workload: Workload, meshes: Meshes, device: torch.dev
         reduce_dtype=getattr(torch, workload.precision.reduce),
         quantization=workload.precision.quantization,
     )
+    tied = model.ties_embedding
     model.to_empty(device=device)
+    if tied:
+        model.tie_embedding()
     initialize(model, inits, workload.training.seed)

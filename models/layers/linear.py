@@ -38,6 +38,8 @@ class Embedding(nn.Embedding):
     other ranks, whose results are then summed.
     """
 
+    weight: nn.Parameter
+
     def __init__(self, vocab_size: int, dim: int, *, init: Init) -> None:
         super().__init__(vocab_size, dim, device="meta")
         self.weight = make_parameter(vocab_size, dim, init=init)

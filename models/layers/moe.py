@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from models.initialization import fan_in, make_parameter
+from models.initialization import Zeros, fan_in, make_parameter
 from models.layers.feed_forward import swiglu
 from models.layers.linear import local
 from models.layers.router import Router
@@ -19,6 +19,9 @@ from models.ops.grouped_mm import grouped_mm
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(rows (R,K), weight (E,N,K), offsets (E,) int32) to (R,N)."""
+
+Activation = Callable[[Tensor, Tensor], Tensor]
+"""Hidden units from the gate and up products, all of one shape."""
 
 
 class Dispatched(NamedTuple):
@@ -97,11 +100,26 @@ class LocalDispatcher(nn.Module):
         return torch.bmm(weights_TK.to(rows_RD.dtype)[:, None], rows_TKD).squeeze(1)
 
 
-class GroupedExperts(nn.Module):
-    """The SwiGLU experts of a layer, their weights stacked on dimension 0.
+class _AddExpertBias(torch.autograd.Function):
+    """rows (R,N) + bias (E,N) of each row's expert, with the bias's gradient summed in float32."""
 
-    `product` is the grouped product: a quantized one replaces it. Nothing but stacked weights may
-    live here: expert parallelism spreads this module's parameters over ranks.
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, bias: Tensor, expert_R: Tensor) -> Tensor:
+        ctx.save_for_backward(bias, expert_R)
+        return rows + bias.index_select(0, expert_R)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        bias, expert_R = ctx.saved_tensors
+        total = torch.zeros(bias.shape, dtype=torch.float32, device=grad.device)
+        return grad, total.index_add_(0, expert_R, grad.float()).to(bias.dtype), None
+
+
+class GroupedExperts(nn.Module):
+    """The gated experts of a layer, their weights stacked on dimension 0.
+
+    `product` is the grouped product: a quantized one replaces it. Nothing but stacked weights and
+    biases may live here: expert parallelism spreads this module's parameters over ranks.
     """
 
     product: Product
@@ -113,17 +131,36 @@ class GroupedExperts(nn.Module):
         hidden_dim: int,
         *,
         output_scale: float = 1.0,
+        activation: Activation = swiglu,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         self.gate_up = make_parameter(num_experts, 2 * hidden_dim, dim, init=fan_in(dim))
         down = fan_in(hidden_dim, scale=output_scale)
         self.down = make_parameter(num_experts, dim, hidden_dim, init=down)
+        self.gate_up_bias = self.down_bias = None
+        if bias:
+            self.gate_up_bias = make_parameter(num_experts, 2 * hidden_dim, init=Zeros())
+            self.down_bias = make_parameter(num_experts, dim, init=Zeros())
+        self.activation = activation
         self.product = grouped_mm
 
     def forward(self, rows_RD: Tensor, offsets_E: Tensor) -> Tensor:
-        hidden = self.product(rows_RD, local(self.gate_up), offsets_E)
+        hidden = self._product(rows_RD, self.gate_up, self.gate_up_bias, offsets_E)
         gate, up = hidden.chunk(2, dim=-1)
-        return self.product(swiglu(gate, up), local(self.down), offsets_E)
+        return self._product(self.activation(gate, up), self.down, self.down_bias, offsets_E)
+
+    def _product(
+        self, rows: Tensor, weight: Tensor, bias: Tensor | None, offsets_E: Tensor
+    ) -> Tensor:
+        out = self.product(rows, local(weight), offsets_E)
+        if bias is None:
+            return out
+        row = torch.arange(len(out), dtype=torch.int32, device=out.device)
+        expert_R = torch.searchsorted(offsets_E, row, right=True, out_int32=True)
+        # Rows after the last end belong to no expert and are used by nobody.
+        expert_R = expert_R.clamp_max(len(offsets_E) - 1)
+        return _AddExpertBias.apply(out, local(bias), expert_R)
 
 
 class MoE(nn.Module):

@@ -33,7 +33,8 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention of packed documents.
 
-    q (B,S,H,D), k (B,S,Hkv,D), v (B,S,Hkv,Dv); positions (B,S) int64, 0 where a document starts.
+    q (B,S,H,D), k (B,Sk,Hkv,D), v (B,Sk,Hkv,Dv); positions (B,Sk) int64, 0 where a document starts.
+    The queries are those of the last S of the Sk tokens: context parallelism has more keys.
     A query sees itself and the keys before it in its document, the last `window` of them at most
     (0: all). Returns out (B,S,H,Dv) and the log-sum-exp of the scores (B,H,S) in float32.
     """
@@ -94,9 +95,10 @@ def _backward(ctx: Any, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor | Non
 attention.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _num_scores(q_shape: torch.Size, window: int) -> int:
+def _num_scores(q_shape: torch.Size, k_shape: torch.Size, window: int) -> int:
     B, S, H, _ = q_shape
-    return B * H * S * (min(S, window) if window else S)
+    keys = k_shape[1]
+    return B * H * S * (min(keys, window) if window else keys)
 
 
 @register_flop_formula(torch.ops.titanbench.attention)
@@ -110,7 +112,7 @@ def attention_flops(
     **_: Any,
 ) -> int:
     """Two products, counted over the whole window (the `full` convention of models.counts)."""
-    return 2 * _num_scores(q_shape, window) * (q_shape[-1] + v_shape[-1])
+    return 2 * _num_scores(q_shape, k_shape, window) * (q_shape[-1] + v_shape[-1])
 
 
 @register_flop_formula(torch.ops.titanbench.attention_backward)
@@ -131,4 +133,4 @@ def attention_backward_flops(
     That is 2.5 times the forward for heads of one width. The repeated product belongs to no model
     FLOPs: take it off (2 * scores * D) before comparing with models.counts.
     """
-    return 2 * _num_scores(q_shape, window) * (3 * q_shape[-1] + 2 * v_shape[-1])
+    return 2 * _num_scores(q_shape, k_shape, window) * (3 * q_shape[-1] + 2 * v_shape[-1])

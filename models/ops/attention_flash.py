@@ -12,12 +12,12 @@ from torch import Tensor
 def forward(
     q: Tensor, k: Tensor, v: Tensor, positions_BS: Tensor, scale: float, window: int
 ) -> tuple[Tensor, Tensor]:
-    """(out (B,S,H,Dv), log-sum-exp (B,H,S) float32) for q (B,S,H,D), k (B,S,Hkv,D), v."""
+    """(out (B,S,H,Dv), log-sum-exp (B,H,S) float32) for q (B,S,H,D), k (B,Sk,Hkv,D), v."""
     B, S, H, D = q.shape
-    ends, longest = cumulative_lengths(positions_BS)
+    lengths = _lengths(q, positions_BS)
     stream = [_stream(x, D) for x in (q, k, v)]
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
-        *stream, ends, ends, longest, longest, 0.0, True, False, scale=scale, **_window(window)
+        *stream, *lengths, 0.0, True, False, scale=scale, **_window(window)
     )
     lse_BHS = lse.view(H, B, S).transpose(0, 1).contiguous()
     return out.view(B, S, H, D)[..., : v.shape[-1]].contiguous(), lse_BHS
@@ -36,7 +36,6 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients (dq, dk, dv), contiguous, of the shapes of q, k and v."""
     B, S, H, D = q.shape
-    ends, longest = cumulative_lengths(positions_BS)
     stream = [_stream(x, D) for x in (dout, q, k, v, out)]
     # Without dropout the kernel reads no random state: it only wants the tensors to exist.
     rng_state = torch.zeros(2, dtype=torch.uint64, device=q.device)
@@ -44,10 +43,7 @@ def backward(
     gradients = torch.ops.aten._flash_attention_backward(
         *stream,
         lse.transpose(0, 1).reshape(H, B * S),
-        ends,
-        ends,
-        longest,
-        longest,
+        *_lengths(q, positions_BS),
         0.0,
         True,
         rng_state,
@@ -56,7 +52,7 @@ def backward(
         **_window(window),
     )
     dq, dk, dv = (
-        gradient.view(B, S, x.shape[2], D)[..., : x.shape[-1]].contiguous()
+        gradient.view(*x.shape[:3], D)[..., : x.shape[-1]].contiguous()
         for gradient, x in zip(gradients, (q, k, v), strict=True)
     )
     return dq, dk, dv
@@ -72,10 +68,29 @@ def _window(window: int) -> dict[str, int]:
     return {"window_size_left": window - 1, "window_size_right": 0} if window else {}
 
 
-def cumulative_lengths(positions_BS: Tensor) -> tuple[Tensor, int]:
-    """(int32 offsets of the documents in the stream, length of the longest)."""
+def _lengths(q: Tensor, positions_BS: Tensor) -> tuple[Tensor, Tensor, int, int]:
+    """What the kernel takes: ends of queries and of keys, the most queries and the most keys.
+
+    Within a document it lets the last query see the last key, as queries at the end of it need.
+    """
+    ends, longest = cumulative_lengths(positions_BS)
+    if q.shape[1] == positions_BS.shape[1]:
+        return ends, ends, longest, longest
+    query_ends, most_queries = cumulative_lengths(positions_BS, q.shape[1])
+    return query_ends, ends, most_queries, longest
+
+
+def cumulative_lengths(positions_BS: Tensor, last_tokens: int = 0) -> tuple[Tensor, int]:
+    """(int32 offsets of the documents in the stream, length of the longest).
+
+    With `last_tokens` the stream has the last so many tokens of every row only.
+    """
     starts_BS = positions_BS == 0
     starts_BS[:, 0] = True
     starts = torch.nonzero(starts_BS.flatten()).flatten()
     ends = torch.cat([starts, starts.new_tensor([positions_BS.numel()])])
+    if last_tokens:
+        counted_BS = torch.zeros_like(positions_BS)
+        counted_BS[:, -last_tokens:] = 1
+        ends = F.pad(counted_BS.flatten().cumsum(0), (1, 0))[ends]
     return ends.int(), int(ends.diff().max())

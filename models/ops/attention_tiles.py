@@ -29,16 +29,23 @@ class Segment(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Queries [start, stop) of the folded heads `heads` and the keys [first_key, stop)."""
+    """Queries [start, stop) of the folded heads `heads`, which see keys of [first_key, stop_key).
+
+    Query i stands at key i + stop_key - stop.
+    """
 
     heads: slice
     start: int
     stop: int
     first_key: int
+    stop_key: int
 
 
-def find_segments(positions_BS: Tensor) -> list[Segment]:
-    """The documents of a packed batch; rows with the same boundaries are taken together."""
+def find_segments(positions_BS: Tensor, first_query: int = 0) -> list[Segment]:
+    """The documents of a packed batch; rows with the same boundaries are taken together.
+
+    Those that end before token `first_query`, and have no queries, are left out.
+    """
     B, S = positions_BS.shape
     starts: list[list[int]] = [[0] for _ in range(B)]
     for row, column in torch.nonzero(positions_BS == 0).tolist():
@@ -52,19 +59,21 @@ def find_segments(positions_BS: Tensor) -> list[Segment]:
         Segment(row, start, stop)
         for row, cuts in zip(rows, starts, strict=True)
         for start, stop in zip(cuts, [*cuts[1:], S], strict=True)
+        if stop > first_query
     ]
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, positions_BS: Tensor, scale: float, window: int
 ) -> tuple[Tensor, Tensor]:
-    """(out (B,S,H,Dv), log-sum-exp (B,H,S) float32) for q (B,S,H,D), k (B,S,Hkv,D), v."""
+    """(out (B,S,H,Dv), log-sum-exp (B,H,S) float32) for q (B,S,H,D), k (B,Sk,Hkv,D), v."""
     B, S, H, _ = q.shape
+    first_query = k.shape[1] - S
     out = q.new_empty(B, S, H, v.shape[-1])
     lse = q.new_empty(B, H, S, dtype=torch.float32)
-    for segment in find_segments(positions_BS):
+    for segment in find_segments(positions_BS, first_query):
         outputs = _segment_forward(*_fold_all(segment, q, k, v), scale, window)
-        where = (segment.rows, slice(segment.start, segment.stop))
+        where = _queries(segment, first_query)
         out[where] = _unfold(outputs[0], out[where])
         lse[segment.rows, :, where[1]] = outputs[1].view_as(lse[segment.rows, :, where[1]])
     return out, lse
@@ -82,21 +91,30 @@ def backward(
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients (dq, dk, dv), contiguous, of the shapes of q, k and v."""
-    gradients = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    for segment in find_segments(positions_BS):
-        where = (segment.rows, slice(segment.start, segment.stop))
+    first_query = k.shape[1] - q.shape[1]
+    # Zeros where a key may have no query.
+    make = torch.zeros if first_query else torch.empty
+    gradients = tuple(make(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    for segment in find_segments(positions_BS, first_query):
+        where = _queries(segment, first_query)
         q4, k3, v3 = _fold_all(segment, q, k, v)
         heads = k.shape[2]
         do4, o4 = (_fold(x[where], heads) for x in (dout, out))
         delta = torch.linalg.vecdot(do4.float(), o4.float())
         lse3 = lse[segment.rows, :, where[1]].reshape(delta.shape)
-        for whole, part in zip(
-            gradients,
-            _segment_backward(do4, q4, k3, v3, lse3, delta, scale, window),
-            strict=True,
-        ):
-            whole[where] = _unfold(part, whole[where])
+        parts = _segment_backward(do4, q4, k3, v3, lse3, delta, scale, window)
+        for whole, part, at in zip(gradients, parts, (where, *[_keys(segment)] * 2), strict=True):
+            whole[at] = _unfold(part, whole[at])
     return gradients[0], gradients[1], gradients[2]
+
+
+def _keys(segment: Segment) -> tuple[slice, slice]:
+    return segment.rows, slice(segment.start, segment.stop)
+
+
+def _queries(segment: Segment, first_query: int) -> tuple[slice, slice]:
+    start = max(segment.start - first_query, 0)
+    return segment.rows, slice(start, segment.stop - first_query)
 
 
 def _fold(x_BLHD: Tensor, num_kv_heads: int) -> Tensor:
@@ -112,34 +130,37 @@ def _unfold(x: Tensor, like_BLHD: Tensor) -> Tensor:
 
 
 def _fold_all(segment: Segment, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    where = (segment.rows, slice(segment.start, segment.stop))
-    heads = k.shape[2]
-    k4, v4 = _fold(k[where], heads), _fold(v[where], heads)
-    return _fold(q[where], heads), k4.squeeze(1), v4.squeeze(1)
+    keys, heads = _keys(segment), k.shape[2]
+    k4, v4 = _fold(k[keys], heads), _fold(v[keys], heads)
+    q4 = _fold(q[_queries(segment, k.shape[1] - q.shape[1])], heads)
+    return q4, k4.squeeze(1), v4.squeeze(1)
 
 
-def _tiles(shape: torch.Size, window: int) -> Iterator[Tile]:
-    N, G, L, _ = shape
+def _tiles(q4: Tensor, k3: Tensor, window: int) -> Iterator[Tile]:
+    N, G, L, _ = q4.shape
+    shift = k3.shape[1] - L
     for start in range(0, L, TILE_QUERIES):
         stop = min(start + TILE_QUERIES, L)
-        first_key = max(0, start - window + 1) if window else 0
-        step = max(1, TILE_SCORES // (G * (stop - start) * (stop - first_key)))
+        first_key = max(0, start + shift - window + 1) if window else 0
+        stop_key = stop + shift
+        step = max(1, TILE_SCORES // (G * (stop - start) * (stop_key - first_key)))
         for head in range(0, N, step):
-            yield Tile(slice(head, min(head + step, N)), start, stop, first_key)
+            yield Tile(slice(head, min(head + step, N)), start, stop, first_key, stop_key)
 
 
 def _scores(q4: Tensor, k3: Tensor, tile: Tile, scale: float, window: int) -> Tensor:
     """float32 scores (n, G, queries, keys) of a tile, minus infinity where a key is not seen."""
-    heads, start, stop, first = tile
+    heads, start, stop, first, last = tile
     q3 = q4[heads, :, start:stop].flatten(1, 2)
     raw = torch.baddbmm(
-        q3.new_zeros(()), q3, k3[heads, first:stop].transpose(1, 2), beta=0, alpha=scale
+        q3.new_zeros(()), q3, k3[heads, first:last].transpose(1, 2), beta=0, alpha=scale
     )
-    scores = raw.float().view(q3.shape[0], -1, stop - start, stop - first)
-    queries = torch.arange(start, stop, device=q3.device)[:, None]
+    scores = raw.float().view(q3.shape[0], -1, stop - start, last - first)
+    first_query = last - (stop - start)
+    queries = torch.arange(first_query, last, device=q3.device)[:, None]
     # Only the last keys of a full tile lie after some query; a window also has a left edge.
-    masked_from = first if window else start
-    keys = torch.arange(masked_from, stop, device=q3.device)
+    masked_from = first if window else first_query
+    keys = torch.arange(masked_from, last, device=q3.device)
     unseen = keys > queries
     if window:
         unseen |= keys <= queries - window
@@ -153,13 +174,13 @@ def _segment_forward(
     N, G, L, _ = q4.shape
     out = q4.new_empty(N, G, L, v3.shape[-1])
     lse = q4.new_empty(N, G, L, dtype=torch.float32)
-    for tile in _tiles(q4.shape, window):
-        heads, start, stop, first = tile
+    for tile in _tiles(q4, k3, window):
+        heads, start, stop, first, last = tile
         scores = _scores(q4, k3, tile, scale, window)
         weights = torch.softmax(scores, dim=-1)
         # The largest weight is exp(largest score - lse): one fused pass less than logsumexp.
         lse[heads, :, start:stop] = scores.amax(-1) - weights.amax(-1).log()
-        product = torch.bmm(weights.to(v3.dtype).flatten(1, 2), v3[heads, first:stop])
+        product = torch.bmm(weights.to(v3.dtype).flatten(1, 2), v3[heads, first:last])
         out[heads, :, start:stop] = product.view(out[heads, :, start:stop].shape)
     return out, lse
 
@@ -178,18 +199,18 @@ def _segment_backward(
     # Keys meet several tiles: their gradients are summed in float32.
     dk = torch.zeros(k3.shape, dtype=torch.float32, device=k3.device)
     dv = torch.zeros(v3.shape, dtype=torch.float32, device=v3.device)
-    for tile in _tiles(q4.shape, window):
-        heads, start, stop, first = tile
+    for tile in _tiles(q4, k3, window):
+        heads, start, stop, first, last = tile
         do3 = do4[heads, :, start:stop].flatten(1, 2)
         q3 = q4[heads, :, start:stop].flatten(1, 2)
-        keys, values = k3[heads, first:stop], v3[heads, first:stop]
+        keys, values = k3[heads, first:last], v3[heads, first:last]
         scores = _scores(q4, k3, tile, scale, window)
         weights = scores.sub_(lse[heads, :, start:stop, None]).exp_()
         products = torch.bmm(do3, values.transpose(1, 2)).view(weights.shape)
         dscores = products.float().sub_(delta[heads, :, start:stop, None]).mul_(weights)
         weights, dscores = (x.to(q3.dtype).flatten(1, 2) for x in (weights, dscores))
-        _accumulate(dv[heads, first:stop], weights.transpose(1, 2), do3, 1.0)
-        _accumulate(dk[heads, first:stop], dscores.transpose(1, 2), q3, scale)
+        _accumulate(dv[heads, first:last], weights.transpose(1, 2), do3, 1.0)
+        _accumulate(dk[heads, first:last], dscores.transpose(1, 2), q3, scale)
         product = torch.baddbmm(q3.new_zeros(()), dscores, keys, beta=0, alpha=scale)
         dq[heads, :, start:stop] = product.view(dq[heads, :, start:stop].shape)
     return dq, dk.to(k3.dtype), dv.to(v3.dtype)

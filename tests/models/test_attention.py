@@ -23,6 +23,16 @@ CASES = {
     "window_longer_than_sequence": (1, 2, 2, 16, 16, 1000, [[200]]),
     "window_of_itself": (1, 2, 2, 16, 16, 1, [[200]]),
 }
+LAST_QUERIES = {
+    # Queries of the last tokens only: of the sequence, of one document, across documents.
+    "full": 100,
+    "shared_keys": 129,
+    "documents": 120,
+    "same_documents": 180,
+    "window": 130,
+    "window_documents": 170,
+    "window_beyond_tile": 1,
+}
 Inputs = tuple[list[Tensor], Tensor, float, int]
 
 
@@ -66,6 +76,24 @@ def test_forward_and_gradients_equal_the_plain_formula(name: str) -> None:
     assert relative_error(lse, expected_lse) < 1e-5
     for mine, other in zip(ours, theirs, strict=True):
         # A query that sees itself alone has gradients of zero to both q and k.
+        assert (mine - other).abs().max() < 1e-5 * max(1.0, other.abs().max())
+
+
+@pytest.mark.parametrize("name", LAST_QUERIES)
+def test_queries_of_the_last_tokens_see_what_they_see_among_all(name: str) -> None:
+    """As context parallelism asks: fewer queries than keys, the same outputs and gradients."""
+    qkv, positions, scale, window = make_inputs(name)
+    last = slice(-LAST_QUERIES[name], None)
+    out, lse = attention(qkv[0][:, last], *qkv[1:], positions, scale, window)
+    expected, expected_lse = attention(*qkv, positions, scale, window)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+
+    ours = torch.autograd.grad(out, qkv, grad)
+    theirs = torch.autograd.grad(expected[:, last], qkv, grad)
+
+    assert relative_error(out, expected[:, last]) < 1e-5
+    assert relative_error(lse, expected_lse[..., last]) < 1e-5
+    for mine, other in zip(ours, theirs, strict=True):
         assert (mine - other).abs().max() < 1e-5 * max(1.0, other.abs().max())
 
 
@@ -171,6 +199,11 @@ def test_the_flash_kernel_sees_the_documents_as_one_stream() -> None:
     positions = pack([[20, 44], [64]], 8).positions_BS
     ends, longest = attention_flash.cumulative_lengths(positions)
     assert (ends.tolist(), longest) == ([0, 20, 64, 128], 64)
+    assert ends.dtype == torch.int32
+
+    # The last 30 tokens of each row: none of the first document, 30 of the others.
+    ends, longest = attention_flash.cumulative_lengths(positions, 30)
+    assert (ends.tolist(), longest) == ([0, 0, 30, 60], 30)
     assert ends.dtype == torch.int32
 
 

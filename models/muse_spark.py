@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from models.batch import Context
 from models.counts import FlopsLedger, ParameterCounts, flops_ledger
 from models.initialization import Normal, fan_in
-from models.layers.gqa import GroupedQueryAttention, gqa_layers, gqa_parameters
+from models.layers.gqa import GroupedQueryAttention, check_heads, gqa_layers, gqa_parameters
 from models.layers.head import LogitScaling, OutputHead
 from models.layers.linear import Embedding, Linear
 from models.layers.moe import GroupedExperts, MoE
@@ -59,12 +59,7 @@ class MuseSparkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     loss_chunk_tokens: int = 512
 
     def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"{self.num_heads} query heads do not share {self.num_kv_heads} key/value heads"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim is rotated in pairs: {self.head_dim} is odd")
+        check_heads(self.num_heads, self.num_kv_heads, self.head_dim)
         if self.window < 1 or self.full_attention_interval < 1:
             raise ValueError(
                 f"window {self.window} and full_attention_interval "

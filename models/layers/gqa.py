@@ -95,6 +95,14 @@ def _apply(norm: nn.Module | None, x: Tensor) -> Tensor:
     return x if norm is None else norm(x)
 
 
+def check_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    """Raise ValueError for heads that do not share evenly or cannot be rotated in pairs."""
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} query heads do not share {num_kv_heads} key/value heads")
+    if head_dim % 2:
+        raise ValueError(f"head_dim is rotated in pairs: {head_dim} is odd")
+
+
 def gqa_parameters(
     dim: int,
     num_heads: int,

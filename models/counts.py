@@ -56,6 +56,15 @@ class AttentionLayers(msgspec.Struct, frozen=True, kw_only=True):
     """Keys that a query sees, itself included; 0 for all before it."""
 
 
+class LinearAttentionLayers(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers of linear attention: a state of qk_head_dim x v_head_dim per (value) head."""
+
+    num_layers: int
+    num_heads: int
+    qk_head_dim: int
+    v_head_dim: int
+
+
 class FlopsTerm(msgspec.Struct, frozen=True, kw_only=True):
     """FLOPs per token of one part of the network, in both conventions."""
 
@@ -102,11 +111,23 @@ def attention_term(layers: AttentionLayers, sequence_length: int) -> FlopsTerm:
     )
 
 
+def linear_attention_term(layers: LinearAttentionLayers) -> FlopsTerm:
+    """Four products of the state's size per token, forward and backward, at any length.
+
+    Decay, reading, update and query of the recurrence, as Megatron-Bridge counts them; TorchTitan
+    does not count them at all: its sum is the ledger's without this term.
+    """
+    state = layers.num_heads * layers.qk_head_dim * layers.v_head_dim
+    flops = 2 * FORWARD_AND_BACKWARD * 4 * layers.num_layers * state
+    return FlopsTerm(full=flops, causal=flops)
+
+
 def flops_ledger(
     counts: ParameterCounts,
     *,
     sequence_length: int,
     attention: Sequence[AttentionLayers],
+    linear_attention: LinearAttentionLayers | None = None,
     mtp_attention: AttentionLayers | None = None,
 ) -> FlopsLedger:
     """The ledger of a decoder: linear, attention by kind, head, and all of MTP as one term."""
@@ -114,6 +135,8 @@ def flops_ledger(
     for layers in attention:
         name = "attention_window" if layers.window else "attention"
         terms[name] = attention_term(layers, sequence_length)
+    if linear_attention is not None and linear_attention.num_layers:
+        terms["linear_attention_state"] = linear_attention_term(linear_attention)
     terms["head"] = linear_term(counts.head)
     if mtp_attention is not None and mtp_attention.num_layers:
         heads = mtp_attention.num_layers * counts.head

@@ -13,7 +13,7 @@ from models.batch import Context
 from models.initialization import Normal, fan_in
 from models.layers.head import OutputHead
 from models.layers.linear import Embedding
-from models.layers.norm import RMSNorm
+from models.layers.norm import Norm, RMSNorm
 from models.layers.rotary import RotaryScaling, rotary_context
 from models.protocol import Model, ModelConfig
 
@@ -49,12 +49,18 @@ class Block(nn.Module):
     """x + attention(norm x), then x + feed_forward(norm x)."""
 
     def __init__(
-        self, dim: int, norm_eps: float, *, attention: nn.Module, feed_forward: nn.Module
+        self,
+        dim: int,
+        norm_eps: float,
+        *,
+        attention: nn.Module,
+        feed_forward: nn.Module,
+        norm: type[Norm] = RMSNorm,
     ) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(dim, norm_eps)
+        self.attention_norm = norm(dim, norm_eps)
         self.attention = attention
-        self.feed_forward_norm = RMSNorm(dim, norm_eps)
+        self.feed_forward_norm = norm(dim, norm_eps)
         self.feed_forward = feed_forward
 
     def forward(self, x_BSD: Tensor, context: Context) -> Tensor:
@@ -65,7 +71,8 @@ class Block(nn.Module):
 class Decoder(Model):
     """Embedding, blocks, MTP modules, final norm and head; see models.protocol.
 
-    `tied`: the head's weight is the embedding's, one parameter.
+    `norm` is the kind of the final norm. `tied`: the head's weight is the embedding's, one
+    parameter.
     """
 
     def __init__(
@@ -75,6 +82,7 @@ class Decoder(Model):
         *,
         rotary: Rotary,
         mtp: Iterable[nn.Module] = (),
+        norm: type[Norm] = RMSNorm,
         tied: bool = False,
     ) -> None:
         super().__init__()
@@ -84,7 +92,7 @@ class Decoder(Model):
         # Tied rows serve the head, whose logits start with unit variance; norms take up the rest.
         self.embedding = Embedding(vocab_size, dim, init=fan_in(dim) if tied else Normal(1.0))
         self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(dim, config.norm_eps)
+        self.norm = norm(dim, config.norm_eps)
         self.mtp = nn.ModuleList(mtp)
         self.head = OutputHead(
             dim, vocab_size, init=fan_in(dim), chunk_tokens=config.loss_chunk_tokens

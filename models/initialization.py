@@ -32,7 +32,15 @@ class Constant:
     value: float
 
 
-Init = Normal | Constant
+@dataclass(frozen=True)
+class LogUniform:
+    """Logarithms of independent values that are uniform between `low` and `high`."""
+
+    low: float
+    high: float
+
+
+Init = Normal | Constant | LogUniform
 
 
 def Ones() -> Constant:  # noqa: N802 (reads as one of the initializers)
@@ -100,15 +108,15 @@ def _fill(parameter: Tensor, name: str, inits: Mapping[str, Init], seed: int) ->
     if isinstance(init, Constant):
         local.fill_(init.value)
     elif local.numel():
-        _fill_normal(local, offsets, name, shape, init, seed)
+        _fill_random(local, offsets, name, shape, init, seed)
 
 
-def _fill_normal(
+def _fill_random(
     local: Tensor,
     offsets: tuple[int, ...],
     name: str,
     shape: tuple[int, ...],
-    init: Normal,
+    init: Init,
     seed: int,
 ) -> None:
     columns = tuple(
@@ -138,4 +146,7 @@ def _generate_block(key: str, shape: tuple[int, ...], init: Init) -> Tensor:
         return torch.full(shape, init.value)
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
-    return torch.empty(shape, device="cpu").normal_(0.0, init.std, generator=generator)
+    values = torch.empty(shape, device="cpu")
+    if isinstance(init, LogUniform):
+        return values.uniform_(init.low, init.high, generator=generator).log_()
+    return values.normal_(0.0, init.std, generator=generator)

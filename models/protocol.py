@@ -23,7 +23,7 @@ from models.layers.head import OutputHead
 from models.layers.linear import Embedding
 from models.layers.moe import MoE
 from models.layers.mtp import shift_labels, shift_tokens
-from models.layers.norm import RMSNorm
+from models.layers.norm import Norm
 
 State = tuple[Tensor, ...]
 """What flows from part to part: nothing before the embedding, (x_BSD,) through the layers,
@@ -96,7 +96,7 @@ class Model(nn.Module, ABC):
     embedding: Embedding | None
     layers: nn.ModuleList
     """Called in order as layer(x_BSD, context)."""
-    norm: RMSNorm | None
+    norm: Norm | None
     mtp: nn.ModuleList
     """MTP modules, called as module(x_BSD, embedding_BSD, context); may be empty."""
     head: OutputHead | None

@@ -16,7 +16,10 @@ from models.layers.tensor_plan import TensorPlan
 
 
 class MultiHeadLatentAttention(nn.Module):
-    """Queries (from a latent if q_lora_rank > 0) and keys, whose rotated part all heads share."""
+    """Queries (from a latent if q_lora_rank > 0) and keys, whose rotated part all heads share.
+
+    Without `rotary` that part stays as it is; `gated`: the output is multiplied by sigmoid(gate x).
+    """
 
     def __init__(
         self,
@@ -31,8 +34,11 @@ class MultiHeadLatentAttention(nn.Module):
         norm_eps: float,
         scale: float,
         output_scale: float,
+        rotary: bool = True,
+        gated: bool = False,
     ) -> None:
         super().__init__()
+        self.rotary = rotary
         self.kv_split = [kv_lora_rank, qk_rope_head_dim]
         self.qk_split = [qk_nope_head_dim, qk_rope_head_dim]
         self.head_split = [qk_nope_head_dim, v_head_dim]
@@ -50,28 +56,36 @@ class MultiHeadLatentAttention(nn.Module):
         width = num_heads * (sum(self.qk_split) + v_head_dim)
         self.core = AttentionCore(scale=scale, width=width)
         v_dim = num_heads * v_head_dim
+        self.gate_proj = Linear(dim, v_dim) if gated else None
         self.o_proj = Linear(v_dim, dim, init=fan_in(v_dim, scale=output_scale))
 
     @property
     def tensor_plan(self) -> TensorPlan:
         """Heads are divided; between ranks travel the latents, not what they are made from."""
         q_up = "q_proj.2" if isinstance(self.q_proj, nn.Sequential) else "q_proj"
+        gate = () if self.gate_proj is None else ("gate_proj",)
         return TensorPlan(
-            columns=(q_up, "kv_up_proj"),
+            columns=(q_up, "kv_up_proj", *gate),
             rows=("o_proj",),
-            gather_inputs=(q_up,),
+            gather_inputs=(q_up, *gate),
             gather_outputs=("kv_down_proj",),
         )
 
     def forward(self, x_BSD: Tensor, context: Context) -> Tensor:
         q_nope, q_rope = self._heads(self.q_proj(x_BSD), self.qk_split)
         latent, k_rope = self.kv_down_proj(x_BSD).split(self.kv_split, dim=-1)
-        k_rope = rotate_adjacent(k_rope[:, :, None], context)
+        k_rope = self._rotate(k_rope[:, :, None], context)
         latent, k_rope = self.core.exchange(self.kv_norm(latent), k_rope)
         k_nope, v = self._heads(self.kv_up_proj(latent), self.head_split)
-        q = _join(q_nope, rotate_adjacent(q_rope, context))
+        q = _join(q_nope, self._rotate(q_rope, context))
         k = _join(k_nope, k_rope.expand(-1, -1, k_nope.shape[2], -1))
-        return self.o_proj(self.core(q, k, v, context).flatten(2))
+        out = self.core(q, k, v, context).flatten(2)
+        if self.gate_proj is not None:
+            out = out * torch.sigmoid(self.gate_proj(x_BSD))
+        return self.o_proj(out)
+
+    def _rotate(self, x_BSHD: Tensor, context: Context) -> Tensor:
+        return rotate_adjacent(x_BSHD, context) if self.rotary else x_BSHD
 
     def _heads(self, x: Tensor, widths: list[int]) -> tuple[Tensor, ...]:
         return x.unflatten(-1, (-1, sum(widths))).split(widths, dim=-1)

@@ -11,19 +11,21 @@ from torch import Tensor, nn
 
 from models.batch import IGNORE, NO_TOKEN, Context
 from models.layers.linear import Linear
-from models.layers.norm import RMSNorm
+from models.layers.norm import Norm, RMSNorm
 
 
 class MTPBlock(nn.Module):
     """One depth: merge the hidden state with a later token's embedding, one block, a final norm."""
 
-    def __init__(self, dim: int, block: nn.Module, *, norm_eps: float) -> None:
+    def __init__(
+        self, dim: int, block: nn.Module, *, norm_eps: float, norm: type[Norm] = RMSNorm
+    ) -> None:
         super().__init__()
-        self.embedding_norm = RMSNorm(dim, norm_eps)
-        self.hidden_norm = RMSNorm(dim, norm_eps)
+        self.embedding_norm = norm(dim, norm_eps)
+        self.hidden_norm = norm(dim, norm_eps)
         self.merge_proj = Linear(2 * dim, dim)
         self.block = block
-        self.norm = RMSNorm(dim, norm_eps)
+        self.norm = norm(dim, norm_eps)
 
     def forward(
         self, x_BSD: Tensor, embedding_BSD: Tensor, context: Context

@@ -62,3 +62,7 @@ class InputScaledRMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x * (1 + self.weight.float()).to(x.dtype), self.eps)
+
+
+Norm = RMSNorm | CentredRMSNorm
+"""The kinds that families use before layers and before the head."""

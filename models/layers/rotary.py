@@ -64,11 +64,12 @@ def rotate_adjacent(x_BSHD: Tensor, context: Context) -> Tensor:
 
 
 def rotate_halves(x_BSHD: Tensor, context: Context) -> Tensor:
-    """Rotate the pairs (i, i + R) of the last dimension, D = 2R."""
+    """Rotate the pairs (i, i + R) of the first 2R of the last dimension; the rest stays."""
     cos = context.cos_BSR[:, :, None].to(x_BSHD.dtype)
     sin = context.sin_BSR[:, :, None].to(x_BSHD.dtype)
-    first, second = x_BSHD.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    R, D = cos.shape[-1], x_BSHD.shape[-1]
+    first, second, rest = x_BSHD.split((R, R, D - 2 * R), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
 def _frequencies(

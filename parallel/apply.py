@@ -4,6 +4,7 @@ import torch
 
 from models.protocol import Model
 from parallel.compile import compile_model
+from parallel.context import spread_sequence
 from parallel.expert import spread_experts
 from parallel.fsdp import shard
 from parallel.mesh import Meshes
@@ -23,14 +24,16 @@ def parallelize(
 ) -> None:
     """Lay out a meta-device ``model`` in place; its parameters become sharded DTensors.
 
-    Tensor and expert parallelism, quantization, rematerialization, compilation and sharding, in
-    this order: each works on what the ones before it left.
+    Tensor, expert and context parallelism, quantization, rematerialization, compilation and
+    sharding, in this order: each works on what the ones before it left.
     """
     if plan.tp > 1:
         divide(model, meshes.dense["tp"])
     if plan.ep > 1:
         assert meshes.sparse is not None
         spread_experts(model, meshes.sparse["ep"])
+    if plan.cp > 1:
+        spread_sequence(model, meshes.dense["cp"], plan.context)
     if quantization == "mxfp8":
         # Imported here: torchao costs every rank seconds that other precisions do not owe.
         from parallel.quantization import quantize

@@ -4,6 +4,7 @@ A group of its own even where two axes span the same ranks: the group's descript
 (``mesh_<axis>``) is how instruments and traces attribute a collective to its axis.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -41,19 +42,19 @@ class Meshes(NamedTuple):
 
 def build_meshes(plan: ParallelPlan, device_type: str) -> Meshes:
     """Return the meshes of a resolved plan over the initialized default process group."""
-    dense = _mesh(
+    # Parameters are sharded over dp_shard x cp, which is one axis until it is taken apart.
+    storage = _mesh(
         device_type,
         pp=plan.pp,
         dp_replicate=plan.dp_replicate,
-        dp_shard=plan.dp_shard,
-        cp=plan.cp,
+        dp_shard_cp=plan.dp_shard * plan.cp,
         tp=plan.tp,
     )
-    shard_axis = "dp_shard"
-    if plan.cp > 1:
-        shard_axis = "dp_shard_cp"
-        dense["dp_shard", "cp"]._flatten(shard_axis, backend_override=_backend(device_type))
-    fsdp = _replicated(dense, shard_axis, plan)
+    parts = {"dp_shard": plan.dp_shard, "cp": plan.cp}
+    dense = storage._unflatten(
+        "dp_shard_cp", tuple(parts.values()), tuple(parts), _own_groups(parts, device_type)
+    )
+    fsdp = _replicated(storage, "dp_shard_cp", plan)
     if plan.ep == 1 and plan.tp == 1:
         return Meshes(dense, fsdp, None, fsdp)
     sparse = _mesh(
@@ -63,12 +64,11 @@ def build_meshes(plan: ParallelPlan, device_type: str) -> Meshes:
 
 
 def _mesh(device_type: str, **sizes: int) -> DeviceMesh:
-    own_groups: dict[Any, Any] = dict.fromkeys(sizes, _backend(device_type))
     return init_device_mesh(
         device_type,
         tuple(sizes.values()),
         mesh_dim_names=tuple(sizes),
-        backend_override=own_groups,
+        backend_override=_own_groups(sizes, device_type),
     )
 
 
@@ -76,5 +76,5 @@ def _replicated(mesh: DeviceMesh, shard_axis: str, plan: ParallelPlan) -> Device
     return mesh["dp_replicate", shard_axis] if plan.dp_replicate > 1 else mesh[shard_axis]
 
 
-def _backend(device_type: str) -> str:
-    return torch.distributed.get_default_backend_for_device(device_type)
+def _own_groups(axes: Iterable[str], device_type: str) -> dict[Any, Any]:
+    return dict.fromkeys(axes, torch.distributed.get_default_backend_for_device(device_type))

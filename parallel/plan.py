@@ -9,7 +9,7 @@ from parallel.schedules import RULES, Schedule, check_schedule, stages_of_rank
 
 Remat = Literal["none", "full", "selective"]
 Compile = Literal["none", "block"]
-NOT_LAID_OUT_YET = ("cp",)
+ContextMethod = Literal["gather", "ulysses"]
 SIZES = ("pp", "dp_replicate", "cp", "tp", "ep", "microbatches", "stages_per_rank")
 DEFAULT_SCHEDULE: Schedule = "1F1B"
 
@@ -21,6 +21,10 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     its ranks from tp, cp and dp_shard, in this order: experts are spread over ``ep`` ranks and
     sharded over the remaining ``efsdp``. ``microbatches`` is how often gradients are accumulated
     in a step, or how many microbatches flow through the pipeline.
+
+    ``context`` says what travels between cp ranks: keys and values to every rank (or what they are
+    made of, and within a window only the tokens that it reaches back), or heads in exchange for
+    tokens ("ulysses").
 
     ``reshard_after_forward`` gathers the parameters of a block anew in every forward and backward
     (True) or once per step (False); it is True by default without a pipeline, False with one.
@@ -37,6 +41,7 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     schedule: Schedule = DEFAULT_SCHEDULE
     stages_per_rank: int = 1
     reshard_after_forward: bool | None = None
+    context: ContextMethod = "gather"
     remat: Remat = "none"
     compile: Compile = "none"
 
@@ -46,10 +51,6 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"plan.{name}={getattr(self, name)}: must be at least 1")
         if self.dp_shard < 1 and self.dp_shard != -1:
             raise ValueError(f"plan.dp_shard={self.dp_shard}: at least 1, or -1 for the rest")
-        for name in NOT_LAID_OUT_YET:
-            if getattr(self, name) > 1:
-                raise ValueError(f"plan.{name}={getattr(self, name)}: this version has no {name}")
-
         self._check_pipeline()
 
     def _check_pipeline(self) -> None:

@@ -1,5 +1,6 @@
-"""The gated feed-forward layer SwiGLU (arXiv:2002.05202): down(silu(gate x) * up x)."""
+"""The gated feed-forward layer (arXiv:2002.05202): down(activation(gate x, up x))."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,9 @@ from torch import Tensor, nn
 from models.initialization import fan_in
 from models.layers.linear import Linear
 from models.layers.tensor_plan import TensorPlan
+
+Activation = Callable[[Tensor, Tensor], Tensor]
+"""Hidden units from the gate and up products, all of one shape."""
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -32,10 +36,13 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class FeedForward(nn.Module):
-    """SwiGLU of width `hidden_dim`, (..., D) to (..., D)."""
+    """A gated layer of width `hidden_dim`, (..., D) to (..., D)."""
 
-    def __init__(self, dim: int, hidden_dim: int, *, output_scale: float) -> None:
+    def __init__(
+        self, dim: int, hidden_dim: int, *, output_scale: float, activation: Activation = swiglu
+    ) -> None:
         super().__init__()
+        self.activation = activation
         self.gate_proj = Linear(dim, hidden_dim)
         self.up_proj = Linear(dim, hidden_dim)
         self.down_proj = Linear(hidden_dim, dim, init=fan_in(hidden_dim, scale=output_scale))
@@ -48,4 +55,20 @@ class FeedForward(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(self.activation(self.gate_proj(x), self.up_proj(x)))
+
+
+class GatedFeedForward(FeedForward):
+    """sigmoid(w x) times a gated layer: a shared expert that a token may close."""
+
+    def __init__(self, dim: int, hidden_dim: int, *, output_scale: float) -> None:
+        super().__init__(dim, hidden_dim, output_scale=output_scale)
+        self.output_gate_proj = Linear(dim, 1)
+
+    @property
+    def tensor_plan(self) -> TensorPlan:
+        """Nothing: it works on the tokens that the routed experts beside it get."""
+        return TensorPlan()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.output_gate_proj(x)) * super().forward(x)

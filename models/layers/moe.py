@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from models.initialization import Zeros, fan_in, make_parameter
-from models.layers.feed_forward import swiglu
+from models.layers.feed_forward import Activation, swiglu
 from models.layers.linear import local
 from models.layers.router import Router
 from models.layers.tensor_plan import TensorPlan
@@ -19,9 +19,6 @@ from models.ops.grouped_mm import grouped_mm
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(rows (R,K), weight (E,N,K), offsets (E,) int32) to (R,N)."""
-
-Activation = Callable[[Tensor, Tensor], Tensor]
-"""Hidden units from the gate and up products, all of one shape."""
 
 
 class Dispatched(NamedTuple):

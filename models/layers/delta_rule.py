@@ -1,0 +1,69 @@
+"""What layers of linear attention share: the core, the short convolution, the output's gated norm.
+
+B batch, S sequence, C channels, H value heads, Hk heads of queries and keys, D their width, Dv that
+of values, G log decays of a token and head (D or 1).
+"""
+
+from torch import Tensor, nn
+
+from models.batch import Context
+from models.initialization import fan_in, make_parameter
+from models.layers.linear import local
+from models.ops.delta_rule import CHUNK_TOKENS, delta_rule
+from models.ops.short_convolution import short_convolution
+
+
+class DeltaRuleCore(nn.Module):
+    """The gated delta rule of a layer; see `models.ops.delta_rule`.
+
+    Context parallelism and decoding replace this module: they call `advance` with the state that
+    another rank or the last token has left, and pass on the one that it returns.
+    """
+
+    def __init__(self, num_heads: int, *, qk_head_dim: int, v_head_dim: int) -> None:
+        super().__init__()
+        self.scale = qk_head_dim**-0.5
+        self.flops_per_token = 2 * 4 * num_heads * qk_head_dim * v_head_dim
+        """Of a forward pass, at any length of the sequence."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, context: Context
+    ) -> Tensor:
+        """(B,S,H,Dv) from q, k (B,S,Hk,D), v (B,S,H,Dv), log_decay (B,S,H,G), beta (B,S,H)."""
+        out, _ = self.advance(q, k, v, log_decay, beta, context.positions_BS, None)
+        return out
+
+    def advance(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor,
+        beta: Tensor,
+        positions_BS: Tensor,
+        state: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """(out, state after these tokens) from the state (B,H,D,Dv) before them, None for zero."""
+        out, after, _ = delta_rule(
+            q, k, v, log_decay, beta, positions_BS, state, self.scale, CHUNK_TOKENS
+        )
+        return out, after
+
+
+class ShortConvolution(nn.Module):
+    """silu(causal convolution) of each channel within its document, (B,S,C) to (B,S,C)."""
+
+    def __init__(self, num_channels: int, width: int) -> None:
+        super().__init__()
+        self.weight = make_parameter(num_channels, width, init=fan_in(width))
+
+    def exchange(self, x_BSC: Tensor) -> Tensor | None:
+        """The width - 1 tokens before these, (B,width-1,C); None where these are the first.
+
+        Where ranks hold parts of the sequence they come from the rank before.
+        """
+        return None
+
+    def forward(self, x_BSC: Tensor, context: Context) -> Tensor:
+        before = self.exchange(x_BSC)
+        return short_convolution(x_BSC, local(self.weight), context.positions_BS, before)

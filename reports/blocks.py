@@ -69,19 +69,27 @@ class Facts(Block, frozen=True, kw_only=True):
 
 
 class Table(Block, frozen=True, kw_only=True):
-    """A table; every row has one cell a column. A folded one opens on demand."""
+    """A table; every row has one cell a column. A folded one opens on demand.
+
+    ``footer`` is the row of sums, which stays last; empty without one.
+    """
 
     columns: list[Column]
     rows: list[list[Cell]]
+    footer: list[Cell] = []
     caption: str = ""
     folded: bool = False
 
 
 class Figure(Block, frozen=True, kw_only=True):
-    """A picture: ``caption`` has its unit and source, ``words`` say the same without it."""
+    """A picture: ``caption`` has its unit and source, ``words`` say the same without it.
+
+    ``wide_svg`` is drawn for wide screens, and ``svg`` then only stands on narrow ones.
+    """
 
     title: str
     svg: str
+    wide_svg: str = ""
     caption: str
     words: str
 

@@ -89,7 +89,10 @@ def table(block: Table) -> str:
         for column in block.columns
     ]
     rules = ["---:" if column.is_numeric else "---" for column in block.columns]
-    rows = [[cell_text(cell) for cell in row] for row in block.rows]
+    rows = [
+        [cell_text(cell) for cell in row]
+        for row in [*block.rows, *([block.footer] if block.footer else [])]
+    ]
     lines = "\n".join(f"| {' | '.join(row)} |" for row in [titles, rules, *rows])
     if block.folded:
         summary = html.escape(block.caption)

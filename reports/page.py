@@ -1,4 +1,7 @@
-"""The page: a report as one HTML file that needs nothing else, no network and no script."""
+"""The page: a report as one HTML file that needs nothing else, no network.
+
+Its one script sorts tables; without it, everything can still be read.
+"""
 
 from pathlib import Path
 

@@ -59,7 +59,15 @@ def write_report(
     if not records:
         raise UsageError("no run to report on", hint="give a run folder")
     runs = [assemble(record, published, run_folders) for record in records]
-    report = build_report(runs, parts)
+    return write_rendered(build_report(runs, parts), output)
+
+
+def write_rendered(report: Report, output: Path) -> list[Path]:
+    """Write a report in the formats that ``output`` asks for and return the files.
+
+    Raises:
+        UsageError: if one cannot be written.
+    """
     written = []
     for path in output_paths(output):
         try:

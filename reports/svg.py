@@ -12,7 +12,7 @@ WIDTH, HEIGHT = 3.9, 2.3  # inches: about the width of a phone, so that text sta
 
 # Colours that stand for the page's: each becomes a CSS value that follows light and dark.
 INK = "#010203"
-SERIES = ("#010211", "#010212", "#010213")
+SERIES = ("#010211", "#010212", "#010213", "#010214", "#010215")
 _CSS = {INK: "currentColor"} | {
     color: f"var(--series-{number})" for number, color in enumerate(SERIES, start=1)
 }
@@ -36,9 +36,11 @@ _STYLE: dict[Any, Any] = {
 class Canvas:
     """One pair of axes in the page's style, to draw on and then to turn into SVG."""
 
-    def __init__(self, *, xlabel: str, ylabel: str, height: float = HEIGHT) -> None:
+    def __init__(
+        self, *, xlabel: str, ylabel: str, height: float = HEIGHT, width: float = WIDTH
+    ) -> None:
         with matplotlib.rc_context(_STYLE):
-            self.figure = Figure(figsize=(WIDTH, height), layout="constrained")
+            self.figure = Figure(figsize=(width, height), layout="constrained")
             self.axes: Axes = self.figure.add_subplot()
         self.figure.patch.set_visible(False)
         self.axes.patch.set_visible(False)

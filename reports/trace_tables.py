@@ -73,6 +73,17 @@ def kernel_ms(traces: TraceSummary) -> tuple[dict[Key, float], dict[Key, float]]
     return _per_step(sums, traces), _per_step(counts, traces, 1.0)
 
 
+def module_ms(traces: TraceSummary) -> tuple[dict[Key, float], dict[Key, float]]:
+    """Return (phase, kind of module): computation inside, and calls; empty without modules."""
+    sums: dict[Key, int] = defaultdict(int)
+    counts: dict[Key, int] = defaultdict(int)
+    for summary in traces.ranks:
+        for row in summary.modules:
+            sums[row.phase, row.module] += row.exclusive_ns
+            counts[row.phase, row.module] += row.count
+    return _per_step(sums, traces), _per_step(counts, traces, 1.0)
+
+
 def collective_ms(traces: TraceSummary) -> tuple[dict[Key, float], dict[Key, float]]:
     """Return ("", collective): exposed communication with all waiting in it, and counts."""
     sums: dict[Key, int] = defaultdict(int)

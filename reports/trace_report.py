@@ -1,0 +1,97 @@
+"""The report of traces: a page, Markdown or JSON, all from one answer."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from reports.blocks import Block, Cell, Column, Part, Report, Section, Table, Text
+from reports.run_report import write_rendered
+from reports.trace_answer import TraceAnswer
+from reports.trace_parts import picture, tiles, trace_parts
+from reports.traces.hta_run import HtaTable
+
+EXACT_TEXT = (
+    "Times are whole nanoseconds of the trace and add up exactly. Every instant of a step belongs "
+    "to one part: computation, alone or beside communication; communication alone, which is called "
+    "exposed; copies alone; or idle. On a CPU, computation is the operators' own time."
+)
+LATE_TEXT = (
+    "A collective's transfer is what the last rank to arrive takes. What the others take longer is "
+    "waiting for that rank: it counts under the late rank, together with what that rank does "
+    "longer than the others. A rank's clock is corrected where the ends of collectives show that "
+    "it is off."
+)
+ZERO_TEXT = (
+    "0 is measured; 'not in the trace' means that the trace does not record it. A profiled step is "
+    "slower than one without profiler."
+)
+
+
+def write_trace_report(
+    answer: TraceAnswer, sources: Sequence[str], output: Path, hta: Sequence[HtaTable] = ()
+) -> list[Path]:
+    """Write the report of an answer as ``output`` asks and return what was written.
+
+    Raises:
+        UsageError: if the output cannot be written.
+    """
+    return write_rendered(trace_report(answer, sources, hta), output)
+
+
+def trace_report(answer: TraceAnswer, sources: Sequence[str], hta: Sequence[HtaTable]) -> Report:
+    """Return the report's contents: what ran, the verdict, the waterfall, then the tables."""
+    job = answer.job
+    what = f"{', '.join(sources)}: ranks {job['Ranks']}; {job['Devices']}; {job['What is timed']}."
+    parts = [*trace_parts(answer, "trace"), *hta_parts(hta)]
+    overview: list[Block] = [
+        Text(text=what, tone="muted"),
+        *picture(answer, "trace"),
+        tiles(answer),
+    ]
+    return Report(
+        title="TitanBench trace analysis",
+        subtitle=answer.verdict,
+        overview=overview,
+        sections=[
+            Section(
+                title="The traces",
+                subtitle=", ".join(sources),
+                anchor="traces",
+                badges=[],
+                parts=parts,
+            )
+        ],
+        closing=Part(
+            title="How the times are counted",
+            blocks=[Text(text=text) for text in (EXACT_TEXT, LATE_TEXT, ZERO_TEXT)],
+        ),
+    )
+
+
+def hta_parts(tables: Sequence[HtaTable]) -> list[Part]:
+    """Return HTA's tables as it makes them, and its reasons where it makes none."""
+    blocks: list[Block] = []
+    for table in tables:
+        if table.reason is not None:
+            blocks.append(Text(text=f"{table.name}: {table.reason}", tone="muted"))
+            continue
+        columns = [Column(title=name) for name in table.columns]
+        rows = [[_hta_cell(value) for value in row] for row in table.rows[:50]]
+        caption = f"{table.name}: {len(table.rows)} rows"
+        blocks.append(Table(columns=columns, rows=rows, caption=caption, folded=True))
+    return [Part(title="HolisticTraceAnalysis, times in ns", blocks=blocks)] if blocks else []
+
+
+def _hta_cell(value: str | int | float | None) -> Cell:
+    if isinstance(value, int | float):
+        return Cell(text=f"{value:,.6g}", value=float(value))
+    return Cell(text="" if value is None else value)
+
+
+def answer_json(answer: TraceAnswer, hta: Sequence[HtaTable] = ()) -> bytes:
+    """Return the answer as one JSON document."""
+    document = {"schema": 1, **msgspec.to_builtins(answer)}
+    if hta:
+        document["hta"] = msgspec.to_builtins(list(hta))
+    return msgspec.json.format(msgspec.json.encode(document), indent=2)

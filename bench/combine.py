@@ -184,7 +184,7 @@ def _metrics(
         ),
         **_memory_metrics(reports),
         "exposed_communication": _exposed_communication(reports),
-        "bubble": metrics.bubble(num_stages=1),
+        "bubble": metrics.bubble(reports[0].instruments["pipeline"]),
         **_loss_metrics(rows),
     }
 

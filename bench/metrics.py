@@ -8,7 +8,7 @@ those of the model: forward and backward, no recomputation (PaLM, arXiv:2204.023
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -93,7 +93,8 @@ _TABLE = (
            "share of the profiled step, which the profiler slows, in which a collective runs and "
            "no computation does, maximum over ranks"),
     _exact("bubble", "Pipeline bubble", "%", "lower",
-           "share of the step in which a pipeline stage waits for another; 0 without stages"),
+           "share of the step in which a pipeline rank waits for another, from the schedule's "
+           "actions and the durations named in the details; 0 without stages"),
     _exact("loss", "Loss", "nats/token", "lower",
            "cross-entropy of the last measured step, mean over all targets", 0.01),
     _exact("mtp_loss", "MTP loss", "nats/token", "lower",
@@ -212,8 +213,8 @@ def memory(name: str, bytes_by_rank: Sequence[int]) -> MetricValue:
     return valid(name, most / GIB, samples=samples, details=details)
 
 
-def bubble(num_stages: int) -> MetricValue:
-    """Return the pipeline bubble, which is 0 by definition for a single stage."""
-    if num_stages == 1:
-        return valid("bubble", 0.0, details={"pipeline_stages": 1})
-    return invalid("bubble", f"not measured for {num_stages} pipeline stages")
+def bubble(pipeline: Mapping[str, Any]) -> MetricValue:
+    """Return the pipeline bubble of what a rank reports of its pipeline, and how it was found."""
+    details = {key: pipeline[key] for key in ("schedule", "durations", "parts") if key in pipeline}
+    details["pipeline_stages"] = pipeline["num_stages"]
+    return valid("bubble", pipeline["bubble_percent"], details=details)

@@ -1,6 +1,6 @@
 """The trainer: the one training step that every run executes, on top of parallel/."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from parallel.fsdp import reduce_gradients
 from parallel.layout import Shard, clear_gradients, collect_gradients, local_shards
 from parallel.mesh import build_meshes
 from parallel.pipeline import Pipeline, Shapes
+from parallel.stages import describe_parts, stage_durations
 from parallel.tensor import sum_replicated
 from workloads.build import build_stages, build_whole, place_stages
 from workloads.data import count_tokens, open_data
@@ -91,6 +92,22 @@ class Trainer:
             native = self.device.type == "cuda" and torch.cuda.get_device_capability() >= (10, 0)
             names["mxfp8"] = "torchao" if native else "torchao, emulated"
         return names
+
+    def describe_pipeline(self) -> dict[str, Any]:
+        """Return the pipeline's stages and its bubble, which is 0 without stages.
+
+        Nothing measures a stage alone: the durations are the stages' FLOPs.
+        """
+        plan = self.workload.plan
+        if self.pipeline is None:
+            return {"num_stages": 1, "bubble_percent": 0.0}
+        return {
+            "num_stages": plan.num_stages,
+            "bubble_percent": 100 * self.pipeline.bubble(stage_durations(self.placement)),
+            "durations": "the FLOPs of each stage",
+            "schedule": plan.schedule,
+            "parts": describe_parts(self.placement),
+        }
 
     def _batch(self, index: int, microbatch: int) -> Batch:
         return self.data.batch(

@@ -124,6 +124,7 @@ def work(spec: RunSpec, run_folder: Path, rank: int, world_size: int) -> RankRep
         session.count()
     if spec.profile:
         session.profile()
+    session.instruments["pipeline"] = trainer.describe_pipeline()
     if device.type == "cpu":
         session.instruments["peak"] = msgspec.to_builtins(cpu_peak(torch.get_num_threads()))
     return RankReport(

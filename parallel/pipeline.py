@@ -24,6 +24,8 @@ from torch.distributed.pipelining.schedules import (
 from models.batch import Batch
 from models.layers.linear import local
 from models.protocol import Model, State
+from parallel.actions import schedule_actions
+from parallel.bubble import Durations, bubble_fraction
 from parallel.plan import ParallelPlan
 from parallel.remat import replace_forward
 from parallel.schedules import RULES, rank_of_stage
@@ -99,6 +101,17 @@ class Pipeline:
         self._schedule.step(target=whole.labels_BS, return_outputs=False, **inputs)
         self._sum_embedding_gradients()
         return self._sums.clone()
+
+    def bubble(self, durations: Sequence[Durations]) -> float:
+        """Return the share of the time in which a rank of this pipeline waits, 0 to 1.
+
+        Args:
+            durations: of each stage of the whole pipeline.
+        """
+        actions = schedule_actions(
+            self._schedule, num_ranks=self.plan.pp, microbatches=self.plan.microbatches
+        )
+        return bubble_fraction(actions, durations)
 
     def _build_schedule(self, shapes: Shapes) -> Any:
         plan = self.plan

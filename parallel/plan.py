@@ -12,6 +12,11 @@ Compile = Literal["none", "block"]
 ContextMethod = Literal["gather", "ulysses"]
 SIZES = ("pp", "dp_replicate", "cp", "tp", "ep", "microbatches", "stages_per_rank")
 DEFAULT_SCHEDULE: Schedule = "1F1B"
+SPLIT_BACKWARD_NEEDS = {
+    "reshard_after_forward": (False, None),
+    "remat": ("none",),
+    "compile": ("none",),
+}
 
 
 class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,16 +73,16 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             stages_per_rank=self.stages_per_rank,
             microbatches=self.microbatches,
         )
-        if not RULES[self.schedule].splits_backward:
-            return
-        for name, value in {
-            "reshard_after_forward": True,
-            "remat": "full",
-            "compile": "block",
-        }.items():
-            if getattr(self, name) == value:
+        if RULES[self.schedule].splits_backward:
+            self._check_split_backward()
+
+    def _check_split_backward(self) -> None:
+        """A backward in two parts runs twice over one forward and its gathered parameters."""
+        for name, fits in SPLIT_BACKWARD_NEEDS.items():
+            if getattr(self, name) not in fits:
                 raise ValueError(
-                    f"plan.{name}={value}: {self.schedule} runs a backward in two parts"
+                    f"plan.{name}={getattr(self, name)}: {self.schedule} runs the backward in two "
+                    f"parts and needs plan.{name}={fits[0]}; Interleaved1F1B does not"
                 )
 
     @property

@@ -1,9 +1,10 @@
 """Pipeline stages: which parts of a model each one holds, balanced by cost.
 
 Parts are the embedding, each layer, each MTP module and the head; the final norm goes with the part
-after the last layer. A stage that holds an MTP module has the embedding a second time: it takes the
-embedding of later tokens. The alternative, sending the embedding's output along, would double what
-travels over every boundary and would keep it alive in every stage.
+after the last layer. A stage that holds an MTP module has the embedding a second time, for it takes
+the embedding of later tokens; so has the stage of a head that is the embedding. The alternative,
+sending the embedding's output along, would double what travels over every boundary and keep it
+alive in every stage.
 """
 
 from collections.abc import Sequence
@@ -54,7 +55,14 @@ def part_costs(model: Model, sequence_length: int) -> dict[str, PartCost]:
         costs[name] = PartCost(2 * _active_parameters(block), _attention(block, sequence_length))
     costs["head"] = PartCost(2 * heads * sum(p.numel() for p in model.head.parameters()))
     assert list(costs) == part_names(model.config)
+    after = after_layers(model.config)
+    costs[after] = costs[after]._replace(linear=costs[after].linear + 2 * model.config.dim)
     return costs
+
+
+def after_layers(config: ModelConfig) -> str:
+    """Return the part after the last layer, which the final norm goes with."""
+    return part_names(config)[1 + config.num_layers]
 
 
 def _active_parameters(block: nn.Module) -> int:
@@ -135,11 +143,20 @@ class Placement(NamedTuple):
 
     stages: list[list[str]]
     costs: dict[str, PartCost]
+    tied: bool
+    """Whether the head's weight is the embedding."""
 
     @property
     def embedding_stages(self) -> list[int]:
-        """The stages that hold the embedding: the first, and those with MTP modules."""
-        return [index for index, parts in enumerate(self.stages) if _needs_embedding(parts)]
+        """The stages that hold the embedding: the first, and those that need it again."""
+        stages = range(len(self.stages))
+        return [index for index in stages if self.needs_embedding(index)]
+
+    def needs_embedding(self, index: int) -> bool:
+        """Whether stage ``index`` holds the embedding, to itself or as a copy."""
+        parts = self.stages[index]
+        with_mtp = any(part.startswith("mtp.") for part in parts)
+        return "embedding" in parts or with_mtp or (self.tied and "head" in parts)
 
 
 def place(model: Model, num_stages: int, sequence_length: int) -> Placement:
@@ -156,16 +173,23 @@ def place(model: Model, num_stages: int, sequence_length: int) -> Placement:
     costs = part_costs(model, sequence_length)
     names = list(costs)
     ranges = split([cost.total for cost in costs.values()], num_stages)
-    return Placement([[names[i] for i in indices] for indices in ranges], costs)
+    stages = [[names[i] for i in indices] for indices in ranges]
+    return Placement(stages, costs, model.ties_embedding)
 
 
 def cut(model: Model, placement: Placement, index: int) -> StageModel:
     """Leave a whole meta-device model with the parts of stage ``index``, in place; names stay."""
     stages = placement.stages
-    _keep_parts(model, stages[index])
+    _keep_parts(model, stages[index], embedding=placement.needs_embedding(index))
     last = index == len(stages) - 1
     leaves = None if last else boundary(model.config, stages[index + 1][0])
     return StageModel(index, model, boundary(model.config, stages[index][0]), leaves)
+
+
+def describe_parts(placement: Placement) -> str:
+    """Return the stages as text: "embedding to layers.3 | layers.4 to head"."""
+    ends = [dict.fromkeys((parts[0], parts[-1])) for parts in placement.stages]
+    return " | ".join(" to ".join(stage) for stage in ends)
 
 
 def stage_durations(placement: Placement) -> list[Durations]:
@@ -189,23 +213,17 @@ def stage_durations(placement: Placement) -> list[Durations]:
     return durations
 
 
-def _keep_parts(model: Model, kept: Sequence[str]) -> None:
-    names = part_names(model.config)
-    after_layers = names[1 + model.config.num_layers]
+def _keep_parts(model: Model, kept: Sequence[str], *, embedding: bool) -> None:
     for kind, modules in (("layers", model.layers), ("mtp", model.mtp)):
         for index in range(len(modules)):
             if f"{kind}.{index}" not in kept:
                 modules.register_module(str(index), None)
-    if not _needs_embedding(kept):
+    if not embedding:
         model.embedding = None
-    if after_layers not in kept:
+    if after_layers(model.config) not in kept:
         model.norm = None
     if "head" not in kept:
         model.head = None
-
-
-def _needs_embedding(parts: Sequence[str]) -> bool:
-    return any(part == "embedding" or part.startswith("mtp.") for part in parts)
 
 
 def boundary(config: ModelConfig, first_part: str) -> Boundary:

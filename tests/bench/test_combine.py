@@ -40,6 +40,7 @@ def instruments(rank: int) -> dict[str, object]:
         "collectives": {"ep": {"all_to_all": {"count": 8, "bytes": 100 + rank}}},
         "operators": {"count": 500, "executed_flops": 10**9 + rank, "by_operator": {"aten::mm": 5}},
         "peak": PEAK,
+        "pipeline": {"num_stages": 1, "bubble_percent": 0.0},
     }
 
 

@@ -109,8 +109,16 @@ def test_memory_is_the_largest_rank_in_gib():
 
 
 def test_a_single_stage_has_no_bubble():
-    assert metrics.bubble(1).value == 0.0
-    assert metrics.bubble(4).value is None
+    assert metrics.bubble({"num_stages": 1, "bubble_percent": 0.0}).value == 0.0
+
+
+def test_a_bubble_says_what_it_was_computed_from():
+    pipeline = {"num_stages": 4, "bubble_percent": 12.5, "schedule": "1F1B", "durations": "FLOPs"}
+
+    bubble = metrics.bubble(pipeline)
+
+    assert bubble.value == 12.5
+    assert bubble.details == {"schedule": "1F1B", "durations": "FLOPs", "pipeline_stages": 4}
 
 
 def test_every_metric_has_a_name_a_unit_and_a_formula():

@@ -74,7 +74,7 @@ def measured_metrics(rows: list[dict], quantization: str) -> dict:
         "exposed_communication": metrics.invalid(
             "exposed_communication", "the traces were not analysed"
         ),
-        "bubble": metrics.bubble(num_stages=1),
+        "bubble": metrics.bubble({"num_stages": 1, "bubble_percent": 0.0}),
         "loss": metrics.valid("loss", losses[-1], samples=losses),
     }
 

@@ -172,15 +172,19 @@ def job_facts(traces: TraceSummary) -> dict[str, str]:
     """Return what ran, as far as traces say it."""
     first = traces.ranks[0]
     ranks = [summary.rank for summary in traces.ranks]
-    world = "world size not in the trace"
+    world = "(world size not in the trace)"
     if first.world_size is not None:
-        world = f"of {first.world_size}"
-    shown = ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]} to {ranks[-1]}"
+        world = f"of a world of {first.world_size}"
+    shown = (
+        ", ".join(map(str, ranks))
+        if len(ranks) <= 8
+        else f"{len(ranks)}, from {ranks[0]} to {ranks[-1]},"
+    )
     devices = sorted({device for summary in traces.ranks for device in summary.devices})
     steps = sum(summary.num_steps for summary in traces.ranks) // len(ranks)
     lane = "kernels of the device" if first.lane == "device" else "operators of the CPU, self time"
     facts = {
-        "Ranks": f"{len(ranks)} ({shown}) {world}",
+        "Ranks": f"{shown} {world}",
         "Devices": ", ".join(devices) or "no accelerator in the trace",
         "Steps": str(steps) if steps else "no step is marked: the whole window counts as one",
         "What is timed": lane,

@@ -42,7 +42,9 @@ def write_trace_report(
 def trace_report(answer: TraceAnswer, sources: Sequence[str], hta: Sequence[HtaTable]) -> Report:
     """Return the report's contents: what ran, the verdict, the waterfall, then the tables."""
     job = answer.job
-    what = f"{', '.join(sources)}: ranks {job['Ranks']}; {job['Devices']}; {job['What is timed']}."
+    what = f"{', '.join(sources)}. Ranks: {job['Ranks']}. {job['Devices']}; {job['What is timed']}."
+    noted = f"{job['Events']} events, {len(answer.warnings)} kinds of warning"
+    failed = f", {len(answer.failures)} files not analysed" if answer.failures else ""
     parts = [*trace_parts(answer, "trace"), *hta_parts(hta)]
     overview: list[Block] = [
         Text(text=what, tone="muted"),
@@ -56,7 +58,7 @@ def trace_report(answer: TraceAnswer, sources: Sequence[str], hta: Sequence[HtaT
         sections=[
             Section(
                 title="The traces",
-                subtitle=", ".join(sources),
+                subtitle=noted + failed,
                 anchor="traces",
                 badges=[],
                 parts=parts,

@@ -27,6 +27,7 @@ from reports.account import (
 )
 from reports.load import Step
 from reports.tables import mfu_name
+from reports.traces.classify import OTHER
 from reports.traces.summary import TraceSummary
 
 Kind = Literal["useful", "compute", "communication", "idle", "correction"]
@@ -39,6 +40,7 @@ PRODUCTS = {
     "head and loss": ("embedding_loss",),
 }
 REST = "rest"
+ROUNDING = 1e-12  # of the total: what adding numbers of 53 bits leaves
 
 
 class Bar(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -230,7 +232,7 @@ def _compute_ms(books: Account) -> dict[str, float]:
 
 
 def _class_bar(name: str, ms: float) -> Bar:
-    label = name.replace("_", " ")
+    label = "operators of no class" if name == OTHER else name.replace("_", " ")
     return Bar(label=label, ms=ms, kind="compute", source=f"class {name} in the trace")
 
 
@@ -283,5 +285,7 @@ _IDLE_SOURCES = {
 def _with_rest(bars: Sequence[Bar], total_ms: float) -> list[Bar]:
     """Return the bars with what is missing to the total."""
     rest = total_ms - sum(bar.ms for bar in bars)
+    if abs(rest) < ROUNDING * total_ms:
+        rest = 0.0
     source = "what is left to the step in the trace"
     return [*bars, Bar(label=REST, ms=rest, kind="correction", source=source)]

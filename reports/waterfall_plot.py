@@ -46,8 +46,8 @@ def waterfall_figure(waterfall: Waterfall, key: str) -> Figure:
     scale = 1e-3 / size
     rows, level = [], 0.0
     for bar in _merged(waterfall):
-        share = number(100 * bar.ms / waterfall.total_ms, 3)
-        text = f"{number(bar.ms * scale, 3)} {unit}, {share} %"
+        share = 100 * bar.ms / waterfall.total_ms
+        text = f"{number(bar.ms * scale, 3)} {unit}, {share:.1f} %"
         rows.append(_row(bar.label, level, bar.ms, _COLORS[bar.kind], text, scale))
         level += bar.ms
     total = f"{number(waterfall.total_ms * scale, 4)} {unit}"
@@ -153,7 +153,10 @@ def _draw(rows: Sequence[_Row], unit: str, width: float) -> Canvas:
         axes.plot([row.stop, row.stop], [place, place + 1], color=INK, linewidth=0.6, alpha=0.5)
     axes.set_yticks(list(places), [_short(row.label, 24 if width == WIDTH else 60) for row in rows])
     axes.invert_yaxis()
-    axes.set_xlim(min(0.0, *(min(row.start, row.stop) for row in rows)), 1.32 * furthest)
+    axes.set_xlim(
+        min(0.0, *(min(row.start, row.stop) for row in rows)),
+        (1.32 if width == WIDTH else 1.14) * furthest,
+    )
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0, labelsize=8)
     axes.tick_params(axis="x", labelsize=8)

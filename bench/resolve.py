@@ -6,6 +6,7 @@ import msgspec
 
 from bench.errors import UsageError
 from bench.spec import RunSpec, nearest, override, parse_overrides
+from parallel.plan import ParallelPlan
 from workloads import registry
 from workloads.workload import Workload
 
@@ -21,18 +22,21 @@ def resolve(spec: RunSpec) -> Workload:
 
     Raises:
         UsageError: if the workload or a key is unknown, a value does not fit, the plan does not
-            fit the ranks, the batch or the experts, the FLOPs of a sequence cannot be counted,
-            or the data does not exist.
+            fit the ranks, the batch, the sequence, the heads or the experts, the FLOPs of a
+            sequence cannot be counted, or the data does not exist.
     """
     try:
         workload = override(registry.load(spec.workload), _workload_changes(spec.set))
         plan = workload.plan.resolve(spec.ranks)
         plan.check_batch(workload.global_batch_size)
         plan.check_stages(workload.model.num_layers, workload.model.num_mtp_layers)
+        plan.check_sequence(workload.sequence_length)
         workload.model.flops_per_token(workload.sequence_length)
         num_experts = getattr(workload.model, "num_experts", None)
         if num_experts is not None:
             plan.check_experts(num_experts)
+        if plan.tp > 1 or plan.cp > 1:
+            _check_layout(workload, plan)
     except ValueError as error:
         raise UsageError(str(error)) from error
     if workload.data not in GENERATED_DATA and not Path(workload.data).exists():
@@ -41,6 +45,14 @@ def resolve(spec: RunSpec) -> Workload:
             hint=f"give a path, or one of {', '.join(GENERATED_DATA)}",
         )
     return msgspec.structs.replace(workload, plan=plan)
+
+
+def _check_layout(workload: Workload, plan: ParallelPlan) -> None:
+    # Imported here: it needs the model's layers, and with them torch.
+    from parallel.check import check_layout
+    from workloads.build import build_whole
+
+    check_layout(build_whole(workload), plan)
 
 
 def _workload_changes(texts: list[str]) -> dict[str, object]:

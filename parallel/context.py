@@ -89,11 +89,6 @@ class ExchangedHeads:
     """Ulysses (arXiv:2309.14509): all tokens of a part of the heads, by all-to-all and back."""
 
     def __init__(self, core: AttentionCore, chunks: Chunks, group: dist.ProcessGroup) -> None:
-        if next(core.parameters(recurse=False), None) is not None:
-            raise ValueError(
-                "plan.context=ulysses: this attention has parameters per head, which ranks would "
-                "have to divide; plan.context=gather works"
-            )
         self.core = core
         self.chunks = chunks
         self.group = group
@@ -133,17 +128,10 @@ def spread_sequence(model: Model, mesh: DeviceMesh, method: ContextMethod) -> No
 
     The model then takes whole sequences of tokens, targets and positions, and works on this
     rank's chunks of them.
-
-    Raises:
-        ValueError: if a block mixes tokens in another way than by attention.
     """
     chunks = Chunks(mesh.size(), mesh.get_local_rank())
-    for name, block in model.blocks():
-        cores = [module for module in block.modules() if isinstance(module, AttentionCore)]
-        if not cores:
-            raise ValueError(f"plan.cp={mesh.size()}: {name} has no attention that it could divide")
-        for core in cores:
-            _replace(core, _attention(core, chunks, mesh.get_group(), method))
+    for core in attention_cores(model, mesh.size()):
+        _replace(core, _attention(core, chunks, mesh.get_group(), method))
     if model.embedding is not None:
         model.embedding.register_forward_pre_hook(lambda _, args: (chunks.take(args[0]),))
     if model.head is not None:
@@ -155,6 +143,24 @@ def spread_sequence(model: Model, mesh: DeviceMesh, method: ContextMethod) -> No
         return whole_context(chunks.take(positions_BS))._replace(positions_BS=positions_BS)
 
     model.context = context  # type: ignore[method-assign]
+
+
+def attention_cores(model: Model, num_ranks: int) -> list[AttentionCore]:
+    """Return the attention of every block.
+
+    Raises:
+        ValueError: if a block has none: it then mixes tokens in a way that chunks would break.
+    """
+    found = []
+    for name, block in model.blocks():
+        cores = [module for module in block.modules() if isinstance(module, AttentionCore)]
+        if not cores:
+            raise ValueError(
+                f"plan.cp={num_ranks}: {name} mixes tokens without attention, and context "
+                "parallelism divides attention only; plan.cp=1 works"
+            )
+        found += cores
+    return found
 
 
 def _attention(

@@ -167,6 +167,18 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"{nearest} would be"
             )
 
+    def check_sequence(self, sequence_length: int) -> None:
+        """Raise ``ValueError`` unless context and tensor ranks share sequences evenly."""
+        chunks = 2 * self.cp if self.cp > 1 else 1
+        unit = math.lcm(chunks, self.num_sequence_parts)
+        if sequence_length % unit:
+            nearest = max(1, round(sequence_length / unit)) * unit
+            raise ValueError(
+                f"workload.sequence_length={sequence_length} is not a multiple of {unit}, which "
+                f"plan.cp={self.cp} (two chunks a rank) and plan.tp={self.tp} need; "
+                f"{nearest} would be"
+            )
+
     def check_experts(self, num_experts: int) -> None:
         """Raise ``ValueError`` unless the experts spread evenly over the expert ranks."""
         if self.ep > 1 and (num_experts == 0 or num_experts % self.ep):

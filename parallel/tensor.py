@@ -8,7 +8,8 @@ Between layers a rank holds (B, S / tp, D). Parameters that no plan divides (nor
 projections, shared experts) work on these tokens: their gradient is the sum over the ranks.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from models.batch import Losses
 from models.layers.head import OutputHead, VocabularyShard
 from models.layers.linear import Embedding, Linear, local
-from models.layers.tensor_plan import TensorDivisible
+from models.layers.tensor_plan import TensorDivisible, TensorPlan
 from models.protocol import Model
 from parallel.collectives import gather_sequence, reduce_scatter_sequence, stack_ranks
 from parallel.layout import divide_weight
@@ -26,8 +27,8 @@ from parallel.layout import divide_weight
 
 def divide(model: Model, mesh: DeviceMesh) -> None:
     """Divide a meta-device ``model`` over the ranks of ``mesh``, in place."""
-    for _, block in model.blocks():
-        _divide_layers(block, mesh)
+    for layer in list(planned_layers(model)):
+        _divide_layer(layer, mesh)
     tied = model.ties_embedding
     if model.embedding is not None:
         _divide_embedding(model.embedding, mesh)
@@ -37,22 +38,46 @@ def divide(model: Model, mesh: DeviceMesh) -> None:
         model.tie_embedding()
 
 
-def _divide_layers(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Carry out the plan of ``module``, or those of the modules inside it."""
-    if not isinstance(module, TensorDivisible):
-        for child in module.children():
-            _divide_layers(child, mesh)
-        return
+class PlannedLayer(NamedTuple):
+    """A layer with a plan, by its qualified name."""
+
+    name: str
+    module: nn.Module
+    plan: TensorPlan
+
+    def linear(self, name: str) -> Linear:
+        """Return a linear map that the plan names."""
+        linear = self.module.get_submodule(name)
+        assert isinstance(linear, Linear), f"{self.name}.{name} is no linear map"
+        return linear
+
+
+def planned_layers(model: Model) -> Iterator[PlannedLayer]:
+    """Yield the layers of every block whose plans hold: none is inside of another."""
+
+    def search(name: str, module: nn.Module) -> Iterator[PlannedLayer]:
+        if isinstance(module, TensorDivisible):
+            yield PlannedLayer(name, module, module.tensor_plan)
+            return
+        for child_name, child in module.named_children():
+            yield from search(f"{name}.{child_name}", child)
+
+    for name, block in model.blocks():
+        yield from search(name, block)
+
+
+def _divide_layer(layer: PlannedLayer, mesh: DeviceMesh) -> None:
+    """Carry out the plan of a layer."""
     group = mesh.get_group()
-    plan = module.tensor_plan
+    _, module, plan = layer
     for name in plan.columns:
-        _divide_linear(module.get_submodule(name), mesh, dim=0)
+        _divide_linear(layer.linear(name), mesh, dim=0)
     for name in plan.vectors:
-        owner, _, leaf = name.rpartition(".")
-        layer = module.get_submodule(owner)
-        setattr(layer, leaf, divide_weight(getattr(layer, leaf), mesh, 0))
+        owner_name, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(owner_name)
+        setattr(owner, leaf, divide_weight(getattr(owner, leaf), mesh, 0))
     for name in plan.rows:
-        linear = module.get_submodule(name)
+        linear = layer.linear(name)
         _divide_linear(linear, mesh, dim=1)
         linear.register_forward_hook(lambda _, args, out: reduce_scatter_sequence(out, group))
     for name in plan.gather_inputs:
@@ -62,8 +87,7 @@ def _divide_layers(module: nn.Module, mesh: DeviceMesh) -> None:
         gathered.register_forward_hook(lambda _, args, out: gather_sequence(out, group))
 
 
-def _divide_linear(linear: nn.Module, mesh: DeviceMesh, *, dim: int) -> None:
-    assert isinstance(linear, Linear), "a tensor plan names linear maps"
+def _divide_linear(linear: Linear, mesh: DeviceMesh, *, dim: int) -> None:
     linear.weight = divide_weight(linear.weight, mesh, dim)
     linear.out_features, linear.in_features = local(linear.weight).shape
 

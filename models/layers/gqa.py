@@ -71,8 +71,13 @@ class GroupedQueryAttention(nn.Module):
             columns.append("gate_proj")
         if self.core.sinks is not None:
             vectors.append("core.sinks")
+        projections = (self.q_proj, self.k_proj)
         return TensorPlan(
-            columns=tuple(columns), vectors=tuple(vectors), rows=("o_proj",), gather_inputs=("",)
+            heads=tuple(proj.out_features // self.head_dim for proj in projections),
+            columns=tuple(columns),
+            vectors=tuple(vectors),
+            rows=("o_proj",),
+            gather_inputs=("",),
         )
 
     def forward(self, x_BSD: Tensor, context: Context) -> Tensor:

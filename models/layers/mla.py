@@ -65,6 +65,7 @@ class MultiHeadLatentAttention(nn.Module):
         q_up = "q_proj.2" if isinstance(self.q_proj, nn.Sequential) else "q_proj"
         gate = () if self.gate_proj is None else ("gate_proj",)
         return TensorPlan(
+            heads=(self.kv_up_proj.out_features // sum(self.head_split),),
             columns=(q_up, "kv_up_proj", *gate),
             rows=("o_proj",),
             gather_inputs=(q_up, *gate),

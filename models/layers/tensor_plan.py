@@ -11,6 +11,8 @@ class TensorPlan(NamedTuple):
     the row products. What a plan does not name is not divided and works on the tokens that it gets.
     """
 
+    heads: tuple[int, ...] = ()
+    """Numbers of heads that ranks must divide, each for itself."""
     columns: tuple[str, ...] = ()
     """Linear maps whose outputs (heads, hidden units) are divided."""
     vectors: tuple[str, ...] = ()

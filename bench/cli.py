@@ -52,6 +52,8 @@ def build_parser() -> Parser:
     _add_list(verbs)
     _add_run(verbs)
     _add_report(verbs)
+    _add_analyze(verbs)
+    _add_compare(verbs)
     _add_doctor(verbs)
     return parser
 
@@ -100,6 +102,21 @@ def _add_report(verbs: Any) -> None:
         default=Path("report"),
         help="report.html, report.md, or without suffix for both",
     )
+
+
+def _add_analyze(verbs: Any) -> None:
+    parser = _add_verb(verbs, "analyze", analyze_verb, "say where the time of traces goes")
+    add = parser.add_argument
+    add("traces", nargs="+", type=Path, metavar="TRACE_DIR|FILE", help="Kineto traces, one a rank")
+    add("-o", "--output", type=Path, help="report.html, report.md, or without suffix for both")
+    add("--hta", action="store_true", help="add the analyses of HolisticTraceAnalysis")
+
+
+def _add_compare(verbs: Any) -> None:
+    parser = _add_verb(verbs, "compare", compare_verb, "say what differs between runs or traces")
+    add = parser.add_argument
+    add("sides", nargs="+", type=Path, metavar="RUN|TRACES", help="two or more; the first is A")
+    add("-o", "--output", type=Path, help="report.html, report.md, or without suffix for both")
 
 
 def _add_doctor(verbs: Any) -> None:
@@ -196,6 +213,52 @@ def report_verb(options: argparse.Namespace) -> int:
     else:
         print("\n".join(f"report: {file}" for file in files))
     return ExitCode.OK
+
+
+def analyze_verb(options: argparse.Namespace) -> int:
+    """Analyse traces; print the answer or write its report."""
+    from reports.run_traces import read_traces, run_hta_tables
+    from reports.trace_answer import trace_answer
+    from reports.trace_report import answer_json, trace_report, write_trace_report
+
+    traces = read_traces(options.traces)
+    answer = trace_answer(traces)
+    hta = run_hta_tables(traces) if options.hta else []
+    sources = [str(path) for path in options.traces]
+    files = write_trace_report(answer, sources, options.output, hta) if options.output else []
+    _print_answer(
+        answer_json(answer, hta), lambda: trace_report(answer, sources, hta), files, options
+    )
+    return ExitCode.OK
+
+
+def compare_verb(options: argparse.Namespace) -> int:
+    """Compare runs or traces with the first of them; exit 4 if nothing is comparable."""
+    from reports.compare_report import compare_report, comparison_json, write_compare_report
+    from reports.comparison import compare_all
+    from reports.sides import read_sides
+
+    if len(options.sides) < 2:
+        raise UsageError("there is nothing to compare with", hint="give two or more runs or traces")
+    sides = read_sides(options.sides)
+    comparisons, reasons = compare_all(sides)
+    found = (sides, comparisons, reasons)
+    files = write_compare_report(*found, options.output) if options.output else []
+    _print_answer(comparison_json(*found), lambda: compare_report(*found), files, options)
+    return ExitCode.OK
+
+
+def _print_answer(document: bytes, report: Any, files: list[Path], options: Any) -> None:
+    """Print JSON if asked, the files if some were written, else the report as Markdown."""
+    from reports.markdown import render_markdown
+
+    if options.json:
+        print(document.decode())
+    elif files:
+        print(report().subtitle)
+        print("\n".join(f"report: {file}" for file in files))
+    else:
+        print(render_markdown(report()), end="")
 
 
 def doctor_verb(options: argparse.Namespace) -> int:

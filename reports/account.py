@@ -11,7 +11,7 @@ from statistics import median
 from msgspec import Struct
 
 from reports.traces.breakdown import StepBreakdown
-from reports.traces.classify import COMMUNICATION, COPY
+from reports.traces.classify import COMMUNICATION, COPY, OTHER
 from reports.traces.summary import RankSummary, TraceSummary, overall
 from reports.traces.waiting import exposed_waits
 
@@ -180,6 +180,16 @@ def _line(
     return Line(
         cause=key[0], item=key[1], ns=sum(by_rank.values()), by_rank=by_rank, why=dict(ordered)
     )
+
+
+def item_title(cause: str, item: str) -> str:
+    """Return how a line is called beside others: its item, with its cause where that is unclear."""
+    name = item.replace("_", " ") if cause in (COMPUTE, RECOMPUTE) else item
+    if not item or cause == COPIES:
+        return cause
+    if cause == COMPUTE:
+        return "operators of no class" if item == OTHER else name
+    return {RECOMPUTE: f"recomputed {name}", LATE: f"{name} late"}.get(cause, name)
 
 
 def by_cause(lines: Sequence[Line]) -> dict[str, int]:

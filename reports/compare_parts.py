@@ -7,6 +7,7 @@ from reports.changes import Change, Changes
 from reports.comparison import Comparison
 from reports.numbers import fitting_unit, number, quantity
 from reports.record_changes import MetricChange, StepChange
+from reports.verdict import calls
 from reports.waterfall_plot import change_figure
 
 ABSENT = Cell(text="absent", tone="muted")
@@ -211,7 +212,7 @@ def _change_row(row: Change, has_group: bool, swapped: bool, with_count: bool) -
     cells += [percent_cell(row.percent), percent_cell(row.share_percent)]
     if with_count:
         ends = (row.count_before, row.count_after)
-        text = " \u2192 ".join("absent" if end is None else number(end, 3) for end in ends)
+        text = " \u2192 ".join("absent" if end is None else calls(end) for end in ends)
         cells.append(Cell(text=text if ends != (None, None) else ""))
     return cells
 

@@ -78,7 +78,7 @@ def _section(comparison: Comparison, number: int, *, alone: bool) -> Section:
     name = f" of {comparison.workload}" if comparison.workload else ""
     return Section(
         title=f"{comparison.before_label} against {comparison.after_label}{name}",
-        subtitle=comparison.verdict,
+        subtitle="" if alone else comparison.verdict,
         anchor=key,
         badges=[],
         parts=parts,
@@ -112,6 +112,7 @@ def _side_row(side: Side, entry: Entry) -> list[Cell]:
         return [name, Cell(text="traces without a record"), *empty, Cell(text=traced)]
     run = next(run for run in entry.runs if run.record is record)
     failed = f", {len(entry.failed)} failed" if entry.failed else ""
+    runs = "run" if len(entry.runs) == 1 else "runs"
     devices = f"{record.hardware.num_devices:,} x {record.hardware.device}"
     return [
         name,
@@ -122,7 +123,7 @@ def _side_row(side: Side, entry: Entry) -> list[Cell]:
         mfu_cell(record, "full"),
         memory_cell(record),
         loss_cell(run),
-        Cell(text=f"{len(entry.runs)} runs{failed}, {traced}", note=devices),
+        Cell(text=f"{len(entry.runs)} {runs}{failed}, {traced}", note=devices),
     ]
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from bench.errors import UsageError
 from bench.record import RECORD_FILE, RunRecord, read_record
+from reports.traces.summary import TraceSummary
 
 STEPS_FILE = "steps.jsonl"
 
@@ -33,6 +34,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path | None = None
     steps: list[Step] = []
     references: list[RunRecord] = []
+    traces: TraceSummary | None = None
+    traces_missing: str = ""
+    """Why there are no traces although the run wrote some."""
 
     def measured_steps(self) -> list[Step]:
         """Return the steps that the metrics come from."""

@@ -23,6 +23,13 @@ from reports.blocks import (
 from reports.load import Run
 from reports.numbers import fitting_unit, number, quantity, short_bytes
 from reports.plots import figures
+from reports.run_trace_parts import (
+    trace_causes,
+    trace_collectives,
+    trace_memory,
+    trace_operators,
+    where_time_goes,
+)
 from reports.settings import environment_table, what_ran
 from reports.tables import (
     MEMORY_METRICS,
@@ -241,10 +248,15 @@ def surroundings(run: Run, anchor: str) -> list[Block]:
 
 
 RUN_PARTS: tuple[RunPart, ...] = (
+    ("", where_time_goes),
     ("", summary),
     ("What ran", settings),
     ("Step by step", pictures),
     ("Metrics", metrics),
+    ("Where the time goes", trace_causes),
+    ("Collectives in the traces", trace_collectives),
+    ("Operators in the traces", trace_operators),
+    ("Memory in the traces", trace_memory),
     ("Published results", published),
     ("Exact counters", communication),
     ("Environment", surroundings),

@@ -11,6 +11,7 @@ from reports.markdown import render_markdown
 from reports.numbers import moment, number
 from reports.page import render_page
 from reports.run_parts import RUN_PARTS, RunPart, run_parts
+from reports.run_traces import run_traces
 from reports.settings import emulated_kernels
 from reports.tables import TONES, overview_table
 
@@ -92,13 +93,21 @@ def assemble(
     published: Mapping[str, Sequence[RunRecord]],
     run_folders: Mapping[str, Path],
 ) -> Run:
-    """Return a record together with its steps and its references."""
+    """Return a record together with its steps, its traces and its references."""
     folder = run_folders.get(record.run_id)
+    traces, missing = None, ""
+    if folder is not None and record.status == "ok":
+        try:
+            traces = run_traces(folder)
+        except UsageError as error:
+            missing = error.what
     return Run(
         record=record,
         folder=folder,
         steps=read_steps(folder) if folder else [],
         references=list(published.get(record.workload.name, [])),
+        traces=traces,
+        traces_missing=missing,
     )
 
 

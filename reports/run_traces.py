@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -9,9 +10,13 @@ from bench.errors import UsageError
 from bench.hardware import find_accelerator
 from reports.traces.analyze import analyze
 from reports.traces.discover import trace_files
+from reports.traces.loader import load
 from reports.traces.merge import merge
 from reports.traces.problems import TraceError
 from reports.traces.summary import SCHEMA, RankSummary, TraceSummary
+
+if TYPE_CHECKING:  # HTA is slow to import, and few ask for it
+    from reports.traces.hta_run import HtaTable
 
 TRACES_FOLDER = "traces"
 SUMMARY_SUFFIX = ".summary.json"
@@ -61,6 +66,13 @@ def run_traces(run_folder: Path) -> TraceSummary | None:
     if not folder.is_dir() or not any(folder.glob("*.json*")):
         return None
     return read_traces([folder], num_workers=1)
+
+
+def run_hta_tables(traces: TraceSummary) -> "list[HtaTable]":
+    """Return what HolisticTraceAnalysis makes of the same traces, on our columns."""
+    from reports.traces.hta_run import run_hta
+
+    return run_hta([load(summary.path) for summary in traces.ranks])
 
 
 def written_summary(trace: Path) -> RankSummary | None:

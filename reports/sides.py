@@ -70,9 +70,13 @@ def read_sides(paths: Sequence[Path], *, progress: Progress | None = None) -> li
 
 
 def _label(path: Path, paths: Sequence[Path]) -> str:
-    names = [other.resolve().name for other in paths]
-    name = path.resolve().name
-    return name if names.count(name) == 1 else str(path)
+    """Return the last parts of a path, as many as tell it from the others."""
+    parts = path.resolve().parts
+    others = [other.resolve().parts for other in paths if other.resolve() != path.resolve()]
+    for length in range(1, len(parts)):
+        if all(other[-length:] != parts[-length:] for other in others):
+            return "/".join(parts[-length:])
+    return str(path)
 
 
 def _entries(path: Path, progress: Progress | None) -> list[Entry]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -9,7 +10,9 @@ from reports.blocks import Block, Cell, Column, Part, Report, Section, Table, Te
 from reports.run_report import write_rendered
 from reports.trace_answer import TraceAnswer
 from reports.trace_parts import picture, tiles, trace_parts
-from reports.traces.hta_run import HtaTable
+
+if TYPE_CHECKING:  # HTA is slow to import, and few ask for it
+    from reports.traces.hta_run import HtaTable
 
 EXACT_TEXT = (
     "Times are whole nanoseconds of the trace and add up exactly. Every instant of a step belongs "
@@ -29,7 +32,7 @@ ZERO_TEXT = (
 
 
 def write_trace_report(
-    answer: TraceAnswer, sources: Sequence[str], output: Path, hta: Sequence[HtaTable] = ()
+    answer: TraceAnswer, sources: Sequence[str], output: Path, hta: "Sequence[HtaTable]" = ()
 ) -> list[Path]:
     """Write the report of an answer as ``output`` asks and return what was written.
 
@@ -39,7 +42,7 @@ def write_trace_report(
     return write_rendered(trace_report(answer, sources, hta), output)
 
 
-def trace_report(answer: TraceAnswer, sources: Sequence[str], hta: Sequence[HtaTable]) -> Report:
+def trace_report(answer: TraceAnswer, sources: Sequence[str], hta: "Sequence[HtaTable]") -> Report:
     """Return the report's contents: what ran, the verdict, the waterfall, then the tables."""
     job = answer.job
     what = f"{', '.join(sources)}. Ranks: {job['Ranks']}. {job['Devices']}; {job['What is timed']}."
@@ -71,7 +74,7 @@ def trace_report(answer: TraceAnswer, sources: Sequence[str], hta: Sequence[HtaT
     )
 
 
-def hta_parts(tables: Sequence[HtaTable]) -> list[Part]:
+def hta_parts(tables: "Sequence[HtaTable]") -> list[Part]:
     """Return HTA's tables as it makes them, and its reasons where it makes none."""
     blocks: list[Block] = []
     for table in tables:
@@ -91,7 +94,7 @@ def _hta_cell(value: str | int | float | None) -> Cell:
     return Cell(text="" if value is None else value)
 
 
-def answer_json(answer: TraceAnswer, hta: Sequence[HtaTable] = ()) -> bytes:
+def answer_json(answer: TraceAnswer, hta: "Sequence[HtaTable]" = ()) -> bytes:
     """Return the answer as one JSON document."""
     document = {"schema": 1, **msgspec.to_builtins(answer)}
     if hta:

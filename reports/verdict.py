@@ -147,8 +147,13 @@ def _calls(row: Change) -> str:
     if row.count_before is None or row.count_after is None:
         return f", {row.state}" if row.state != "both" else ""
     if row.count_before == row.count_after:
-        return f", {number(row.count_after)} calls as before"
-    return f", {number(row.count_before)} to {number(row.count_after)} calls"
+        return f", {calls(row.count_after)} calls as before"
+    return f", {calls(row.count_before)} to {calls(row.count_after)} calls"
+
+
+def calls(count: float) -> str:
+    """Return a number of calls, whole if it is."""
+    return f"{count:,.0f}" if count == int(count) else number(count, 3)
 
 
 def _collective_evidence(collectives: Changes, row: Change) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from reports.account import item_title
 from reports.blocks import Figure
 from reports.changes import Changes
 from reports.numbers import fitting_unit, number
@@ -14,6 +15,7 @@ WIDE = 7.8  # inches: for a screen that is not a phone
 ROW_HEIGHT = 0.235
 SMALL = 0.01  # of the total: smaller bars of one kind are drawn as one
 MOST_CHANGES = 10
+MILLISECONDS_BELOW = 10_000.0  # ms: longer steps are in s
 GOOD, BAD, TOTAL = SERIES[2], SERIES[1], SERIES[0]
 _COLORS: Mapping[Kind, str] = {
     "useful": SERIES[2],
@@ -96,17 +98,16 @@ def _row(label: str, level: float, ms: float, color: str, text: str, scale: floa
 
 def change_figure(changes: Changes, before: str, after: str, key: str) -> Figure:
     """Return the picture of a step time's change: from one total over its causes to the other."""
-    size, unit = fitting_unit([max(changes.before, changes.after) / 1e3], "s")
-    scale = 1e-3 / size
+    longest = max(changes.before, changes.after)
+    unit, scale = ("s", 1e-3) if longest >= MILLISECONDS_BELOW else ("ms", 1.0)
     rows = [_total(before, changes.before, unit, scale)]
     level = changes.before
-    shown = [row for row in changes.rows if abs(row.change) >= SMALL * abs(changes.change)]
-    named = [(": ".join(filter(None, (row.group, row.name))), row.change) for row in shown]
-    named = named[:MOST_CHANGES]
+    visible = SMALL * max((abs(row.change) for row in changes.rows), default=0.0) * 3
+    shown = [row for row in changes.rows if abs(row.change) > visible][:MOST_CHANGES]
+    named = [(item_title(row.group, row.name), row.change) for row in shown]
     named.sort(key=lambda pair: -pair[1])
-    others = changes.change - sum(change for _, change in named)
-    if len(shown) < len(changes.rows) or len(named) < len(shown):
-        named.append(("all others", others))
+    if len(shown) < len(changes.rows):
+        named.append(("all others", changes.change - sum(change for _, change in named)))
     for label, change in named:
         sign = "+" if change > 0 else "\u2212"
         text = f"{sign}{number(abs(change) * scale, 3)} {unit}"

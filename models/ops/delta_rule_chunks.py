@@ -102,21 +102,21 @@ def backward(
     dright_side = _solve(chunks.system.mT, dupdates, upper=True)
     dv = span.beta * dright_side
     residual = span.v - k_in @ states - chunks.keys @ updates
-    dq_in, dk_in = dout @ states.mT, -(dv @ states.mT)
-    dk_out = updates @ dstates_after.mT
+    dq_in, dk_in = dout @ states.mT * chunks.entry, -(dv @ states.mT) * chunks.entry
+    dk_out = updates @ dstates_after.mT * chunks.exit
     dproducts = torch.stack((-(dv @ updates.mT), dout @ updates.mT), dim=3)
-    dlater, dearlier = _pair_gradients(span, chunks.levels, dproducts)
-    dk_later = dlater[:, :, :, 0] + dk_in * chunks.entry
-    dk_earlier = dearlier + dk_out * chunks.exit
-    dq = dlater[:, :, :, 1] + dq_in * chunks.entry
+    dlater, dearlier, terms = _pair_gradients(span, chunks.levels, dproducts)
     own = _same_token_gradients(dproducts)
-    dthrough = (dstates_after * states).sum(-1, keepdim=True)
-    dlog_decay = _log_decay_gradient(span, chunks, dq, dk_later, dk_earlier, dk_out, dthrough)
+    width = span.log_decay.shape[-1]
+    entry_term = _per_decay(span.q * dq_in + span.k * dk_in, width)
+    passed = (dstates_after * states).sum(-1) * chunks.through.squeeze(-1)
+    entry_term[..., -1, :] += _per_decay(passed, width)
+    exit_term = _per_decay(span.k * dk_out, width)
     gradients = SpanGradients(
-        q=dq + own * span.k,
-        k=dk_later + dk_earlier + own * span.q,
+        q=dlater[:, :, :, 1] + dq_in + own * span.k,
+        k=dlater[:, :, :, 0] + dk_in + dearlier + dk_out + own * span.q,
         v=dv,
-        log_decay=dlog_decay,
+        log_decay=_log_decay_gradient(terms, entry_term, exit_term),
         beta=(dright_side * residual).sum(-1, keepdim=True),
     )
     return gradients, dstate
@@ -209,20 +209,34 @@ def _pair_products(span: Span, levels: list[_Level]) -> Tensor:
     return products
 
 
-def _pair_gradients(span: Span, levels: list[_Level], dproducts: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients (B,H,N,2,C,D) of the later keys and queries, and (B,H,N,C,D) of earlier keys."""
+def _pair_gradients(
+    span: Span, levels: list[_Level], dproducts: Tensor
+) -> tuple[Tensor, Tensor, list[_Level]]:
+    """Gradients (B,H,N,2,C,D) of the later keys and queries, and (B,H,N,C,D) of earlier keys.
+
+    And those of the logarithms of each level's decays.
+    """
     documents = span.documents[..., None]
     dproducts *= (documents == documents.mT).unsqueeze(3)
     *outer, C, D = span.k.shape
     dlater, dearlier = span.k.new_zeros(*outer, 2, C, D), torch.zeros_like(span.k)
+    keys_and_queries, terms = torch.stack((span.k, span.q), dim=3), []
     for level in levels:
         width = level.later.shape[-2]
         later, earlier = _scaled_halves(span, level)
         blocks = _below_border(dproducts, width).movedim(-1, 3).flatten(-3, -2)
-        part = (blocks @ earlier).unflatten(-2, (2, width)) * level.later.unsqueeze(-3)
-        _halves(dlater, width)[1].add_(part.movedim(-3, 3))
-        _halves(dearlier, width)[0].add_((blocks.mT @ later) * level.earlier)
-    return dlater, dearlier
+        dx = (blocks @ earlier).unflatten(-2, (2, width)).movedim(-3, 3) * level.later.unsqueeze(3)
+        dk = (blocks.mT @ later) * level.earlier
+        _halves(dlater, width)[1].add_(dx)
+        _halves(dearlier, width)[0].add_(dk)
+        later_term = (_halves(keys_and_queries, width)[1] * dx).sum(3)
+        terms.append(
+            _Level(
+                _per_decay(later_term, level.later.shape[-1]),
+                _per_decay(_halves(span.k, width)[0] * dk, level.later.shape[-1]),
+            )
+        )
+    return dlater, dearlier, terms
 
 
 def _same_token_gradients(dproducts: Tensor) -> Tensor:
@@ -230,22 +244,21 @@ def _same_token_gradients(dproducts: Tensor) -> Tensor:
     return dproducts[:, :, :, 1].diagonal(dim1=-2, dim2=-1)[..., None]
 
 
-def _log_decay_gradient(
-    span: Span,
-    chunks: _Chunks,
-    dq: Tensor,
-    dk_later: Tensor,
-    dk_earlier: Tensor,
-    dk_out: Tensor,
-    dthrough: Tensor,
-) -> Tensor:
-    """(B,H,N,C,G): a decay acts on what later tokens do with what earlier ones have left."""
-    width = span.log_decay.shape[-1]
-    terms = _per_decay(span.q * dq + span.k * (dk_later - dk_earlier), width)
-    to_end = _per_decay(span.k * chunks.exit * dk_out, width).sum(-2)
-    passed = _per_decay((dthrough * chunks.through).squeeze(-1), width)
-    terms[..., -1, :] += to_end + passed
-    return terms.flip(-2).cumsum(-2).flip(-2)
+def _log_decay_gradient(terms: list[_Level], entry_term: Tensor, exit_term: Tensor) -> Tensor:
+    """(B,H,N,C,G) from the gradients of all sums of log decays: `_decays` backwards.
+
+    Sums again and no differences: nothing of another document is left over by rounding.
+    """
+    prefix, suffix = entry_term, exit_term
+    for term in reversed(terms):
+        width = term.later.shape[-2]
+        before, after = _halves(prefix, width), _halves(suffix, width)
+        dtotals = before[1].sum(-2), after[0].sum(-2)
+        before = before[0].clone(), before[1] + term.later
+        for half, dtotal in zip(before, dtotals, strict=True):
+            half[..., -1, :] += dtotal
+        prefix, suffix = _join_halves(*before), _join_halves(after[0] + term.earlier, after[1])
+    return prefix
 
 
 def _per_decay(x: Tensor, width: int) -> Tensor:

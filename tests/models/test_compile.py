@@ -5,14 +5,22 @@ import pytest
 from models.deepseek_v3 import DEEPSEEK_V3_PROXY
 from models.muse_spark import MUSE_SPARK_PROXY
 from models.protocol import ModelConfig
+from models.qwen3_5 import QWEN3_5_PROXY
 from tests.models.helpers import build, pack, relative_error
 
+CASES = {
+    "deepseek_v3": (DEEPSEEK_V3_PROXY, -1),
+    "muse_spark": (MUSE_SPARK_PROXY, -1),
+    "qwen3_5": (QWEN3_5_PROXY, -1),
+    "qwen3_5_linear": (QWEN3_5_PROXY, 0),
+}
 
-@pytest.mark.parametrize("config", [DEEPSEEK_V3_PROXY, MUSE_SPARK_PROXY], ids=["v3", "muse"])
-def test_a_block_compiles_whole_and_computes_the_same(config: ModelConfig) -> None:
+
+@pytest.mark.parametrize(("config", "layer"), CASES.values(), ids=CASES)
+def test_a_block_compiles_whole_and_computes_the_same(config: ModelConfig, layer: int) -> None:
     batch = pack([[40, 88], [128]], config.vocab_size)
     eager, compiled = build(config), build(config)
-    compiled.layers[-1].compile(backend="aot_eager", fullgraph=True)
+    compiled.layers[layer].compile(backend="aot_eager", fullgraph=True)
     for model in (eager, compiled):
         model(*batch).total.backward()
 

@@ -9,9 +9,14 @@ from models.deepseek_v3 import DEEPSEEK_V3_PROXY
 from models.layers.mtp import shift_labels, shift_tokens
 from models.muse_spark import MUSE_SPARK_PROXY
 from models.protocol import Model, ModelConfig
+from models.qwen3_5 import QWEN3_5_PROXY
 from tests.models.helpers import build, pack, relative_error
 
-PROXIES = {"deepseek_v3": DEEPSEEK_V3_PROXY, "muse_spark": MUSE_SPARK_PROXY}
+PROXIES = {
+    "deepseek_v3": DEEPSEEK_V3_PROXY,
+    "muse_spark": MUSE_SPARK_PROXY,
+    "qwen3_5": QWEN3_5_PROXY,
+}
 LENGTHS = [40, 150, 66]
 MIDDLE = slice(40, 190)
 

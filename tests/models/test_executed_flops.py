@@ -6,8 +6,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from models.deepseek_v3 import DEEPSEEK_V3_PROXY
 from models.layers.attention import AttentionCore
+from models.layers.delta_rule import DeltaRuleCore, ShortConvolution
 from models.muse_spark import MUSE_SPARK_PROXY
 from models.protocol import Model, ModelConfig
+from models.qwen3_5 import QWEN3_5_DENSE_PROXY, QWEN3_5_PROXY
 from tests.models.helpers import build, pack
 
 S = 256
@@ -27,8 +29,21 @@ def combine_products(model: Model) -> int:
     )
 
 
+def recomputed_recurrences(model: Model) -> int:
+    """The states and the convolutions that backward computes again."""
+    cores = [m.flops_per_token for m in model.modules() if isinstance(m, DeltaRuleCore)]
+    taps = [m.weight.numel() for m in model.modules() if isinstance(m, ShortConvolution)]
+    return S * (sum(cores) + 2 * sum(taps))
+
+
 @pytest.mark.parametrize(
-    ("config", "qk_head_dim"), [(DEEPSEEK_V3_PROXY, 128), (MUSE_SPARK_PROXY, 64)]
+    ("config", "qk_head_dim"),
+    [
+        (DEEPSEEK_V3_PROXY, 128),
+        (MUSE_SPARK_PROXY, 64),
+        (QWEN3_5_PROXY, 64),
+        (QWEN3_5_DENSE_PROXY, 64),
+    ],
 )
 def test_ledger_equals_the_operators_of_a_step(config: ModelConfig, qk_head_dim: int) -> None:
     """Exactly, once what no convention counts is taken off and norm parameters are put on."""
@@ -40,7 +55,7 @@ def test_ledger_equals_the_operators_of_a_step(config: ModelConfig, qk_head_dim:
     gains = sum(p.numel() for p in model.parameters() if p.dim() == 1)
     executed = counter.get_total_flops()
     executed -= flash_extra_product(model, qk_head_dim, config.num_heads)
-    executed -= combine_products(model)
+    executed -= combine_products(model) + recomputed_recurrences(model)
     assert executed + 6 * gains * S == config.flops_per_token(S).full * S
 
 

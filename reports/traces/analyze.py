@@ -68,8 +68,7 @@ def _reduced(
         for file in files:
             yield _decoded(_reduce(file, cache))
         return
-    pool = ProcessPoolExecutor(num_workers, mp_context=get_context("spawn"), max_tasks_per_child=16)
-    with pool:
+    with ProcessPoolExecutor(num_workers, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(_reduce, file, cache): file for file in files}
         for future in as_completed(futures):
             yield _result(future, futures[future])

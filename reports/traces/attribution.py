@@ -114,12 +114,13 @@ def _resolved(own: Ints, context: Ints, operator: Ints) -> Ints:
 def _collective_columns(
     trace: Trace, work: lanes.Work, nesting: Nesting, links: Links
 ) -> tuple[Ints, Ints, tuple[str, ...], tuple[str, ...]]:
-    axes, kinds = Numbering({"": 0}), Numbering({"": 0})
+    axes: Numbering[str] = Numbering({"": 0})
+    kinds: Numbering[str] = Numbering({"": 0})
     axis = np.zeros(len(trace.events), dtype=np.int64)
     kind = np.zeros(len(trace.events), dtype=np.int64)
     rows = np.unique(work.row[work.lane == lanes.COMMUNICATION])
     for row, facts in collective_facts(trace, rows, links, nesting).items():
         axis[row] = axes[axis_of(facts.description, facts.group_size)]
         kind[row] = kinds[facts.kind]
-    texts = tuple(str(one) for one in axes), tuple(str(one) for one in kinds)
+    texts = tuple(axes), tuple(kinds)
     return axis[work.row], kind[work.row], *texts

@@ -1,6 +1,7 @@
 """Events as columns of numpy arrays; names, threads and shapes are stored once and numbered."""
 
 from collections.abc import Hashable
+from typing import TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -53,10 +54,13 @@ def category_number(cat: str) -> int:
     return CATEGORY.get(_SPELLINGS.get(lower, lower), CATEGORY["other"])
 
 
-class Numbering(dict[Hashable, int]):
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Numbering(dict[Key, int]):
     """Numbers distinct values in order of first occurrence: `numbering[value]` is its number."""
 
-    def __missing__(self, value: Hashable) -> int:
+    def __missing__(self, value: Key) -> int:
         number = self[value] = len(self)
         return number
 

@@ -4,6 +4,7 @@ Metadata come from the event itself, else from the host call that launched it, e
 """
 
 import re
+from bisect import bisect_right
 
 import msgspec
 import numpy as np
@@ -94,11 +95,11 @@ def collectives(
     per_row = np.zeros(len(rows), dtype=np.int64)
     np.add.at(per_row, place, exposed_ns)
     facts = collective_facts(trace, rows, links, nesting)
-    edges = step_edges(steps)
+    edges = step_edges(steps).tolist()
     found = []
     for row, own_exposed in zip(rows.tolist(), per_row.tolist(), strict=True):
         start = int(trace.events.start[row])
-        number = int(np.clip(np.searchsorted(edges, start, side="right") - 1, 0, len(steps) - 1))
+        number = min(max(bisect_right(edges, start) - 1, 0), len(steps) - 1)
         found.append(_collective(trace, facts[row], row, own_exposed, steps[number].name))
     return sorted(found, key=lambda one: one.start_ns)
 

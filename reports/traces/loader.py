@@ -78,9 +78,9 @@ def _trace(
         events=events,
         memory=memory,
         collectives=tuple(builder.collectives),
-        names=tuple(str(name) for name in builder.names),
+        names=tuple(builder.names),
         identifiers=tuple(str(identifier) for identifier in builder.identifiers),
-        dims=tuple(_decode(dims) for dims in builder.dims),
+        dims=tuple(dims.decode("utf-8", errors="replace") for dims in builder.dims),
         labels={f"{pid}/{_blank(tid)}": name for (pid, tid), name in builder.labels.items()},
         num_bytes=num_bytes,
         warnings=problems.warnings(),
@@ -89,8 +89,3 @@ def _trace(
 
 def _blank(value: object) -> str:
     return "" if value is None else str(value)
-
-
-def _decode(dims: object) -> str:
-    assert isinstance(dims, bytes)
-    return dims.decode("utf-8", errors="replace")

@@ -14,7 +14,7 @@ BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|pid|tid|args|dur|bp
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _LIST_END = re.compile(rb"\}\s*\]\s*(?:,\s*\"[^{}]*)?\}?\s*$")
-_SEARCH_BYTES = 1 << 16
+_SEARCH_BYTES = 1 << 13
 
 
 class PieceReader:

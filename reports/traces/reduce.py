@@ -23,6 +23,7 @@ from reports.traces.tables import (
     cut_at,
     module_times,
     name_times,
+    normalised,
     operator_times,
 )
 from reports.traces.work import COMMUNICATION, COMPUTE, Work, lane_set, work_of
@@ -44,7 +45,7 @@ def summarise(trace: Trace) -> RankSummary:
     edges = step_edges(steps)
     work, place = cut_at(work_of(events, trace.names, nesting, links), edges)
     attribution = attribute(trace, work, nesting, links)
-    inside = place != NONE
+    names = normalised(trace.names)
     series = collectives(trace, work, links, nesting, steps)
     rows = _breakdown(trace, work, links, attribution, steps)
     return RankSummary(
@@ -61,10 +62,10 @@ def summarise(trace: Trace) -> RankSummary:
         coverage=_coverage(trace, links, work, has_steps=has_steps),
         breakdown=rows,
         classes=class_times(work, attribution, steps, place, _exposed(work)),
-        names=name_times(trace, work, attribution),
-        operators=operator_times(trace, nesting, work, attribution),
-        modules=module_times(trace, work, attribution),
-        collectives=series if inside.any() else [],
+        names=name_times(trace, names, work, attribution),
+        operators=operator_times(trace, names, nesting, work, attribution),
+        modules=module_times(trace, names, work, attribution),
+        collectives=series,
         launches=launch_times(trace, links),
         memory=memory_of(trace, nesting, attribution.host_phase),
         warnings=[*trace.warnings, *_notes(trace, links, work, series, rows, has_steps=has_steps)],

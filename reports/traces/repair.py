@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from reports.traces.pieces import BOUNDARY, end_of_objects
 from reports.traces.problems import Problems
-from reports.traces.wire import Event, events_decoder
+from reports.traces.wire import Event, decode_events
 
 _CONTROL = bytes(range(0x20))
 _BLANKS = bytes.maketrans(_CONTROL, b" " * len(_CONTROL))
@@ -40,12 +40,12 @@ def decode_piece(
     A sound piece takes the fast path; only a piece that does not decode is looked at closely.
     """
     try:
-        return events_decoder.decode(b"[" + piece + b"]"), Leftover()
+        return decode_events(piece), Leftover()
     except msgspec.DecodeError:
         pass
     piece = _mended(piece, problems)
     try:
-        return events_decoder.decode(b"[" + piece + b"]"), Leftover()
+        return decode_events(piece), Leftover()
     except msgspec.DecodeError:
         return _one_by_one(piece, problems, is_last=is_last)
 
@@ -136,8 +136,7 @@ def _decode_one(fragment: bytes, problems: Problems) -> tuple[Event | None, byte
 
 def _decoded(text: bytes, problems: Problems) -> Event | None:
     try:
-        event: Event = events_decoder.decode(b"[" + text + b"]")[0]
-        return event
+        return decode_events(text)[0]
     except (msgspec.DecodeError, IndexError):
         pass
     try:
@@ -163,11 +162,11 @@ def _converted(value: object, problems: Problems) -> Event | None:
     cleaned = {key: item for key, item in value.items() if item is not None} | {"ts": ts}
     cleaned["args"] = args if isinstance(args, dict) else {}
     try:
-        event: Event = events_decoder.decode(msgspec.json.encode([cleaned]))[0]
+        event = decode_events(msgspec.json.encode(cleaned))[0]
     except msgspec.DecodeError:
         cleaned["args"] = {}
         try:
-            event = events_decoder.decode(msgspec.json.encode([cleaned]))[0]
+            event = decode_events(msgspec.json.encode(cleaned))[0]
         except msgspec.DecodeError:
             return None
     problems.add("odd_types")

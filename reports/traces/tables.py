@@ -1,6 +1,6 @@
 """A rank's work summed by class, name, operator and module: small tables out of many pieces."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -67,13 +67,31 @@ class ModuleTime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def group(keys: Sequence[Ints], values: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """Sum values over equal keys: distinct keys (groups, keys) and sums (groups, values)."""
-    table = np.stack([np.asarray(key, dtype=np.int64) for key in keys], axis=1)
-    distinct, place = np.unique(table, axis=0, return_inverse=True)
+    """Sum values over equal keys: distinct keys (groups, keys) and sums (groups, values).
+
+    Keys are numbers from 0 on, few enough that their combinations fit in 63 bits.
+    """
+    sizes = [int(key.max(initial=0)) + 1 for key in keys]
+    combined = np.ravel_multi_index(tuple(keys), sizes) if len(keys[0]) else np.empty(0, np.int64)
+    distinct, place = np.unique(combined, return_inverse=True)
     sums = np.zeros((len(distinct), len(values)), dtype=np.int64)
     for column, value in enumerate(values):
-        np.add.at(sums[:, column], place.reshape(-1), value)
-    return distinct, sums
+        np.add.at(sums[:, column], place, value)
+    return np.stack(np.unravel_index(distinct, sizes), axis=1), sums
+
+
+class Names(Struct, frozen=True, kw_only=True):
+    """Normalised names, and for each name of the trace the number of its own among them."""
+
+    texts: list[str]
+    number: Ints
+
+
+def normalised(names: tuple[str, ...]) -> Names:
+    """Normalise a trace's table of names, once for all tables."""
+    numbering: dict[str, int] = {}
+    numbers = [numbering.setdefault(normalise(name), len(numbering)) for name in names]
+    return Names(texts=list(numbering), number=np.array(numbers or [0], dtype=np.int64))
 
 
 def first_of_row(work: Work) -> Ints:
@@ -122,16 +140,15 @@ def class_times(
     return sorted(rows, key=lambda row: -row.exclusive_ns)
 
 
-def name_times(trace: Trace, work: Work, attribution: Attribution) -> list[NameTime]:
+def name_times(trace: Trace, names: Names, work: Work, attribution: Attribution) -> list[NameTime]:
     """Rows by normalised name, class and phase, the longest first."""
     kept = work.lane != WAIT
-    names, number = _numbered(trace.names, normalise)
-    keys = [number[trace.events.name[work.row]], attribution.class_number, attribution.phase]
+    keys = [names.number[trace.events.name[work.row]], attribution.class_number, attribution.phase]
     values = [first_of_row(work), work.stop - work.start, work.stop - work.exclusive_start]
     distinct, sums = group([key[kept] for key in keys], [value[kept] for value in values])
     rows = [
         NameTime(
-            name=names[name],
+            name=names.texts[name],
             class_name=CLASSES[number],
             phase=PHASES[phase],
             count=count,
@@ -146,7 +163,7 @@ def name_times(trace: Trace, work: Work, attribution: Attribution) -> list[NameT
 
 
 def operator_times(
-    trace: Trace, nesting: Nesting, work: Work, attribution: Attribution
+    trace: Trace, names: Names, nesting: Nesting, work: Work, attribution: Attribution
 ) -> list[OperatorTime]:
     """Rows by operator and phase, the one with the most device and host time first."""
     events = trace.events
@@ -155,13 +172,12 @@ def operator_times(
     if work.on_device:
         known = (attribution.operator != NONE) & np.isin(work.lane, (COMPUTE, COPIES))
         np.add.at(device, attribution.operator[known], (work.stop - work.start)[known])
-    names, number = _numbered(trace.names, normalise)
-    keys = [number[events.name[rows]], attribution.host_phase[rows]]
+    keys = [names.number[events.name[rows]], attribution.host_phase[rows]]
     values = [np.ones(len(rows), dtype=np.int64), self_times(events, nesting, rows), device[rows]]
     distinct, sums = group(keys, values)
     found = [
         OperatorTime(
-            name=names[name],
+            name=names.texts[name],
             phase=PHASES[phase],
             count=count,
             host_self_ns=host,
@@ -172,31 +188,26 @@ def operator_times(
     return sorted(found, key=lambda row: -(row.device_ns or row.host_self_ns))
 
 
-def module_times(trace: Trace, work: Work, attribution: Attribution) -> list[ModuleTime]:
+def module_times(
+    trace: Trace, names: Names, work: Work, attribution: Attribution
+) -> list[ModuleTime]:
     """Rows by kind of module and phase; empty when the trace has no module calls."""
     kept = (attribution.module != NONE) & (work.lane == COMPUTE)
     if not kept.any():
         return []
-    names, number = _numbered(trace.names, _module_name)
-    keys = [number[trace.events.name[attribution.module]], attribution.phase]
+    keys = [names.number[trace.events.name[attribution.module]], attribution.phase]
     values = [first_of_row(work), work.stop - work.exclusive_start]
     distinct, sums = group([key[kept] for key in keys], [value[kept] for value in values])
     rows = [
-        ModuleTime(module=names[module], phase=PHASES[phase], count=count, exclusive_ns=time)
+        ModuleTime(
+            module=names.texts[module].removeprefix("nn.Module: "),
+            phase=PHASES[phase],
+            count=count,
+            exclusive_ns=time,
+        )
         for (module, phase), (count, time) in zip(distinct.tolist(), sums.tolist(), strict=True)
     ]
     return sorted(rows, key=lambda row: -row.exclusive_ns)
-
-
-def _module_name(name: str) -> str:
-    return normalise(name).removeprefix("nn.Module: ")
-
-
-def _numbered(names: tuple[str, ...], transform: Callable[[str], str]) -> tuple[list[str], Ints]:
-    """Distinct transformed names, and the number of each name of the table among them."""
-    numbering: dict[str, int] = {}
-    numbers = [numbering.setdefault(transform(name), len(numbering)) for name in names]
-    return list(numbering), np.array(numbers or [0], dtype=np.int64)
 
 
 def cut_at(work: Work, edges: Ints) -> tuple[Work, Ints]:

@@ -42,7 +42,7 @@ def is_exact(microseconds: NDArray[np.float64], values: Sequence[Number]) -> boo
     """Whether `to_ns` gives the decimals of the text back."""
     if np.nan_to_num(np.abs(microseconds)).max(initial=0.0) < EXACT_LIMIT_US:
         return True
-    return all(type(value) is int for value in values)
+    return set(map(type, values)) == {int}
 
 
 def exact_ns(piece: bytes) -> tuple[Ints, Ints] | None:

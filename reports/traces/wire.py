@@ -1,5 +1,6 @@
 """Events as Kineto writes them: typed structs that the JSON decoder fills, unknown keys skipped."""
 
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -17,16 +18,20 @@ IGNORED_PHASES = "IstfbneCSTpFNODPRcvVa(),"
 
 
 class Args(Struct, frozen=True, gc=False):
-    """The arguments that analyses read; those of collectives stay raw, as their types vary."""
+    """Arguments that nearly every event may have; all integers in a sound file."""
 
-    external_id: Identifier = field(name="External id", default=NONE)
-    correlation: Identifier = NONE
-    stream: Identifier = NONE
     device: Identifier = NONE
+    stream: Identifier = NONE
+    correlation: Identifier = NONE
+    external_id: Identifier = field(name="External id", default=NONE)
     bytes: Identifier = NONE
-    size: Identifier = None
     sequence: Identifier = field(name="Sequence number", default=NONE)
     forward_thread: Identifier = field(name="Fwd thread id", default=NONE)
+
+
+class FullArgs(Args, frozen=True, gc=False):
+    """All arguments that analyses read; those of collectives stay raw, as their types vary."""
+
     graph_node: Identifier = field(name="graph node id", default=None)
     input_dims: Raw = field(name="Input Dims", default=ABSENT)
     input_type: Raw = field(name="Input type", default=ABSENT)
@@ -41,16 +46,34 @@ class Args(Struct, frozen=True, gc=False):
     collective_sequence: Raw = field(name="Seq", default=ABSENT)
 
 
+# Keys that only FullArgs reads: a piece without any of them is decoded with Args, which is faster.
+FULL_KEYS = (b'"Collective name"', b'"graph node id"', b'"Input Dims"')
+NO_ARGS = Args()
+NO_FULL_ARGS = FullArgs()
+
+
 class Complete(Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
-    """A finished event; ts and dur in microseconds."""
+    """A finished event; ts and dur in microseconds (dur is NaN when the file has none)."""
 
     ts: Number
     name: str = ""
     cat: str = ""
     pid: Identifier = 0
     tid: Identifier = 0
-    dur: Number | None = None
-    args: Args | None = None
+    dur: Number = math.nan
+    args: FullArgs = NO_FULL_ARGS
+
+
+class LeanComplete(Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
+    """A finished event of a piece without any of FULL_KEYS."""
+
+    ts: Number
+    name: str = ""
+    cat: str = ""
+    pid: Identifier = 0
+    tid: Identifier = 0
+    dur: Number = math.nan
+    args: Args = NO_ARGS
 
 
 class Begin(Struct, frozen=True, gc=False, tag_field="ph", tag="B"):
@@ -61,7 +84,7 @@ class Begin(Struct, frozen=True, gc=False, tag_field="ph", tag="B"):
     cat: str = ""
     pid: Identifier = 0
     tid: Identifier = 0
-    args: Args | None = None
+    args: FullArgs = NO_FULL_ARGS
 
 
 class End(Struct, frozen=True, gc=False, tag_field="ph", tag="E"):
@@ -75,12 +98,12 @@ class End(Struct, frozen=True, gc=False, tag_field="ph", tag="E"):
 class MemoryArgs(Struct, frozen=True, gc=False):
     """Arguments of a `[memory]` event: an allocation (bytes > 0) or a free (bytes < 0)."""
 
-    address: int | None = field(name="Addr", default=None)
-    bytes: int | None = field(name="Bytes", default=None)
-    total_allocated: int | None = field(name="Total Allocated", default=None)
-    total_reserved: int | None = field(name="Total Reserved", default=None)
-    device_type: int | None = field(name="Device Type", default=None)
-    device_id: int | None = field(name="Device Id", default=None)
+    address: int = field(name="Addr", default=NONE)
+    bytes: int = field(name="Bytes", default=0)
+    total_allocated: int = field(name="Total Allocated", default=NONE)
+    total_reserved: int = field(name="Total Reserved", default=NONE)
+    device_type: int = field(name="Device Type", default=NONE)
+    device_id: int = field(name="Device Id", default=NONE)
 
 
 class Instant(Struct, frozen=True, gc=False, tag_field="ph", tag="i"):
@@ -90,7 +113,7 @@ class Instant(Struct, frozen=True, gc=False, tag_field="ph", tag="i"):
     name: str = ""
     pid: Identifier = 0
     tid: Identifier = 0
-    args: MemoryArgs | None = None
+    args: MemoryArgs = MemoryArgs()
 
 
 class LabelArgs(Struct, frozen=True, gc=False):
@@ -123,9 +146,18 @@ def _union(members: tuple[Any, ...]) -> Any:
 
 _IGNORED = tuple(_ignored(phase) for phase in IGNORED_PHASES)
 
-Event = Complete | Begin | End | Instant | Label
-AnyEvent: Any = _union((Complete, Begin, End, Instant, Label, *_IGNORED))
-events_decoder = msgspec.json.Decoder(list[AnyEvent])
+Event = Complete | LeanComplete | Begin | End | Instant | Label
+_full: Any = _union((Complete, Begin, End, Instant, Label, *_IGNORED))
+_lean: Any = _union((LeanComplete, Begin, End, Instant, Label, *_IGNORED))
+_full_decoder = msgspec.json.Decoder(list[_full])
+_lean_decoder = msgspec.json.Decoder(list[_lean])
+
+
+def decode_events(text: bytes) -> list[Event]:
+    """Events of a text of whole events separated by commas; raises msgspec.DecodeError."""
+    decoder = _full_decoder if any(key in text for key in FULL_KEYS) else _lean_decoder
+    events: list[Event] = decoder.decode(b"[" + text + b"]")
+    return events
 
 
 class ExactComplete(Struct, frozen=True, gc=False, tag_field="ph", tag="X"):

@@ -3,7 +3,7 @@
 B batch, S sequence, R rotary pairs (half the rotated dimensions).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -34,6 +34,10 @@ class Context(NamedTuple):
     """float32 cosines of the rotary angles."""
     sin_BSR: Tensor
     """float32 sines of the rotary angles."""
+    tokens_BS: Tensor | None = None
+    """int64 token ids: some routers choose by them."""
+    family: Any = None
+    """What the blocks of one family share beyond this; only they read it."""
 
 
 class Losses(NamedTuple):

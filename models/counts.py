@@ -65,6 +65,18 @@ class LinearAttentionLayers(msgspec.Struct, frozen=True, kw_only=True):
     v_head_dim: int
 
 
+class EntryAttentionLayers(msgspec.Struct, frozen=True, kw_only=True):
+    """Attention layers, or indexers, that see compressed entries of `block` tokens each."""
+
+    num_layers: int
+    num_heads: int
+    width: int
+    """Products of a head with one entry: of queries and of values."""
+    block: int
+    num_chosen: int = 0
+    """Entries that a query sees at most; 0 for all before it."""
+
+
 class FlopsTerm(msgspec.Struct, frozen=True, kw_only=True):
     """FLOPs per token of one part of the network, in both conventions."""
 
@@ -108,6 +120,20 @@ def attention_term(layers: AttentionLayers, sequence_length: int) -> FlopsTerm:
     return FlopsTerm(
         full=per_key * min(sequence_length, window),
         causal=per_key * min(sequence_length // 2, window),
+    )
+
+
+def entry_attention_term(layers: EntryAttentionLayers, sequence_length: int) -> FlopsTerm:
+    """Products with the entries of the sequence, half of them in the causal convention.
+
+    As a window, a choice of entries is causal already: the least of it and the half.
+    """
+    entries = sequence_length // layers.block
+    chosen = layers.num_chosen or entries
+    per_entry = 2 * FORWARD_AND_BACKWARD * layers.num_layers * layers.num_heads * layers.width
+    return FlopsTerm(
+        full=per_entry * min(entries, chosen),
+        causal=per_entry * min(entries, 2 * chosen) // 2,
     )
 
 

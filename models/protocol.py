@@ -126,6 +126,11 @@ class Model(nn.Module, ABC):
         assert self.embedding is not None and self.head is not None
         self.head.weight = self.embedding.weight
 
+    @property
+    def stream_width(self) -> int:
+        """Width of x_BSD between layers; a family may have several streams side by side."""
+        return self.config.dim
+
     def stream_dtype(self, compute_dtype: torch.dtype) -> torch.dtype:
         """The dtype of x_BSD between layers; a family may keep it in float32."""
         return compute_dtype
@@ -140,7 +145,7 @@ class Model(nn.Module, ABC):
 
         A model with MTP modules embeds the tokens for them where it holds the modules.
         """
-        context = self.context(positions_BS)
+        context = self.context(positions_BS)._replace(tokens_BS=tokens_BS)
         embeddings = self._embed_all(tokens_BS, positions_BS, first=not state)
         if not state:
             state = (embeddings.pop(0),)

@@ -132,8 +132,10 @@ class Pipeline:
         stream = stage.model.stream_dtype(shapes.compute_dtype)
 
         def state(boundary: Boundary) -> tuple[Tensor, ...]:
-            dtypes = [stream] * boundary.streams + [shapes.compute_dtype] * boundary.hiddens
-            return tuple(_example(shapes.shape_BSD, dtype) for dtype in dtypes)
+            *shape, dim = shapes.shape_BSD
+            streams = [_example((*shape, stage.model.stream_width), stream)] * boundary.streams
+            hiddens = [_example((*shape, dim), shapes.compute_dtype)] * boundary.hiddens
+            return (*streams, *hiddens)
 
         leaves = stage.leaves
         built = Stage(

@@ -35,6 +35,29 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return _SwiGLU.apply(gate, up)
 
 
+class _ClampedSwiGLU(torch.autograd.Function):
+    """As _SwiGLU of gate and up within bounds, but keeps the two as they come."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, limit: float) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.limit = limit
+        return F.silu(gate.clamp(max=limit)).mul_(up.clamp(-limit, limit))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        raw_gate, raw_up = ctx.saved_tensors
+        gate, up = raw_gate.clamp(max=ctx.limit), raw_up.clamp(-ctx.limit, ctx.limit)
+        dgate = torch.ops.aten.silu_backward(grad * up, gate).mul_(raw_gate <= ctx.limit)
+        dup = F.silu(gate).mul_(grad).mul_(raw_up.abs() <= ctx.limit)
+        return dgate, dup, None
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor, *, limit: float) -> Tensor:
+    """silu(gate) * up with gate at most `limit` and up within +-limit."""
+    return _ClampedSwiGLU.apply(gate, up, limit)
+
+
 class FeedForward(nn.Module):
     """A gated layer of width `hidden_dim`, (..., D) to (..., D)."""
 

@@ -192,9 +192,10 @@ class MoE(nn.Module):
         """Nothing: tokens are routed from the rank that holds them, expert parallelism divides."""
         return TensorPlan()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """`tokens` (...) are ids, for a router that chooses by them."""
         x_TD = x.flatten(0, -2)
-        weights_TK, experts_TK = self.router(x_TD)
+        weights_TK, experts_TK = self.router(x_TD, None if tokens is None else tokens.flatten())
         inputs = x_TD if self.entry is None else self.entry(x_TD)
         rows, offsets, state = self.dispatcher.dispatch(inputs, experts_TK)
         rows = self.experts(rows, offsets)

@@ -28,7 +28,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     num_experts: int
     num_experts_per_token: int
-    score_function: Literal["sigmoid", "softmax"] = "sigmoid"
+    score_function: Literal["sigmoid", "softmax", "sqrt_softplus"] = "sigmoid"
     num_groups: int = 1
     num_limited_groups: int = 1
     """Groups that a token's experts may come from."""
@@ -40,6 +40,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     logit_scale: float = 1.0
     bias: bool = False
     """Whether the logits have a bias that is learned, beside the one that balances."""
+    hashed: bool = False
+    """Whether a token's id alone chooses its experts (arXiv:2106.04426), not their scores."""
 
     def __post_init__(self) -> None:
         E, K, G = self.num_experts, self.num_experts_per_token, self.num_groups
@@ -82,16 +84,18 @@ class Router(nn.Module):
             "tokens_per_expert", torch.zeros(config.num_experts, dtype=torch.int64)
         )
 
-    def forward(self, x_TD: Tensor) -> Routes:
-        """Routes of the tokens; adds their number to `tokens_per_expert` while training."""
+    def forward(self, x_TD: Tensor, tokens_T: Tensor | None = None) -> Routes:
+        """Routes of the tokens; adds their number to `tokens_per_expert` while training.
+
+        A hashed router needs the ids of the tokens.
+        """
         config = self.config
         bias_E = None if self.bias is None else self.bias.float()
         logits_TE = F.linear(x_TD.float(), self.weight.float(), bias_E)
         if config.logit_scale != 1.0:
             logits_TE = logits_TE * config.logit_scale
-        sigmoid = config.score_function == "sigmoid"
-        scores_TE = logits_TE.sigmoid() if sigmoid else logits_TE.softmax(dim=-1)
-        experts_TK = self._choose(scores_TE.detach())
+        scores_TE = _score(logits_TE, config.score_function)
+        experts_TK = self._choose(scores_TE.detach(), tokens_T)
         weights_TK = scores_TE.gather(1, experts_TK)
         if config.normalize_weights:
             total = weights_TK.sum(dim=-1, keepdim=True)
@@ -111,7 +115,7 @@ class Router(nn.Module):
         moves = torch.sign(counts.mean() - counts) * coefficient
         self.expert_bias.add_(moves - moves.mean())
 
-    def _choose(self, scores_TE: Tensor) -> Tensor:
+    def _choose(self, scores_TE: Tensor, tokens_T: Tensor | None) -> Tensor:
         T, E = scores_TE.shape
         K = self.config.num_experts_per_token
         if self.routing in ("balanced", "balanced_strided"):
@@ -120,6 +124,9 @@ class Router(nn.Module):
             return (turns * stride).remainder(E).view(T, K)
         if self.routing == "random":
             return _hash_scores(T, E, scores_TE.device).topk(K, dim=-1, sorted=False).indices
+        if self.config.hashed:
+            assert tokens_T is not None, "a hashed router needs token ids"
+            return hashed_experts(tokens_T, E, K)
         preferences_TE = self._limit_to_groups(scores_TE + self.expert_bias)
         return preferences_TE.topk(K, dim=-1, sorted=False).indices
 
@@ -143,6 +150,16 @@ class Router(nn.Module):
             self.tokens_per_expert.scatter_add_(0, experts_TK.flatten(), ones)
 
 
+def hashed_experts(tokens_T: Tensor, E: int, K: int) -> Tensor:
+    """(T,K) the experts of each token id: K different ones, the first of them by a hash.
+
+    In place of the table of a released checkpoint, which this repository does not have.
+    """
+    first_T1 = (_scramble(tokens_T) % E)[:, None]
+    turns_K = torch.arange(K, device=tokens_T.device) * spreading_stride(E, K)
+    return (first_T1 + turns_K) % E
+
+
 def spreading_stride(E: int, K: int) -> int:
     """The step between the K experts of a token that spreads them over all E, at least E / K.
 
@@ -153,7 +170,17 @@ def spreading_stride(E: int, K: int) -> int:
 
 def _hash_scores(T: int, E: int, device: torch.device) -> Tensor:
     """(T,E) int64 that look random and are the same in every step, rank and recomputation."""
-    x = torch.arange(T * E, device=device)
+    return _scramble(torch.arange(T * E, device=device)).view(T, E)
+
+
+def _scramble(x: Tensor) -> Tensor:
+    """int64 below 2^32 that look random, different for different x below 2^32."""
     for shift, factor in ((16, 0x9E3779B1), (13, 0x85EBCA6B), (16, 0xC2B2AE35)):
         x = (x ^ (x >> shift)) * factor & 0xFFFFFFFF
-    return (x ^ (x >> 16)).view(T, E)
+    return x ^ (x >> 16)
+
+
+def _score(logits: Tensor, function: str) -> Tensor:
+    if function == "softmax":
+        return logits.softmax(dim=-1)
+    return logits.sigmoid() if function == "sigmoid" else F.softplus(logits).sqrt()

@@ -7,6 +7,7 @@ import msgspec
 
 from bench import metrics
 from bench.env import cpu_model, memory_bytes
+from bench.expert_load import combine_routing
 from bench.hardware import find_accelerator
 from bench.launch.local import Outcome
 from bench.rank_report import RankReport, read_report, read_steps
@@ -239,17 +240,19 @@ def _exposed_communication(reports: list[RankReport]) -> MetricValue:
 
 
 def counters(reports: list[RankReport]) -> dict[str, Any]:
-    """Return the exact counters of the counted step: of each the largest over the ranks."""
+    """Return the exact counters of the counted step: the largest over the ranks, routing of all."""
     parts = [report.instruments for report in reports if "operators" in report.instruments]
     if not parts:
         return {}
     operators = [part["operators"] for part in parts]
+    routing = [part["routing"] for part in parts if part.get("routing")]
     return {
         "collectives": _largest([part["collectives"] for part in parts]),
         "operators": max(part["count"] for part in operators),
         "executed_flops": max(part["executed_flops"] for part in operators),
         "by_operator": _largest([part["by_operator"] for part in operators]),
         "peak_tensor_bytes": max(part["memory"]["peak_tensor_bytes"] for part in parts),
+        **({"routing": combine_routing(routing)} if routing else {}),
     }
 
 

@@ -35,7 +35,7 @@ def resolve(spec: RunSpec) -> Workload:
         num_experts = getattr(workload.model, "num_experts", None)
         if num_experts is not None:
             plan.check_experts(num_experts)
-        if plan.tp > 1 or plan.cp > 1:
+        if max(plan.tp, plan.cp, plan.pp) > 1:
             _check_layout(workload, plan)
     except ValueError as error:
         raise UsageError(str(error)) from error

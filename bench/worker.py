@@ -24,6 +24,7 @@ from bench.instruments.memory import AllocatorPeak, TensorBytes, peak_rss_bytes
 from bench.instruments.observation import Observation
 from bench.instruments.operators import OperatorCounter
 from bench.instruments.profiler import ProfilerWindow
+from bench.instruments.routing import RoutingCounter
 from bench.instruments.step_timer import StepTimer
 from bench.rank_report import (
     RANKS_FOLDER,
@@ -101,11 +102,13 @@ class Session:
         """Run one step under the exact counters."""
         operators, collectives = OperatorCounter(), CollectiveCounter()
         tensors = TensorBytes(self.trainer.standing_tensors())
-        with tensors, Observation((operators, collectives, tensors)):
+        routing = RoutingCounter(self.trainer.moe_layers(), self.trainer.workload.plan.ep)
+        with routing, tensors, Observation((operators, collectives, tensors)):
             self.run_step("counted")
         self.instruments["memory"].update(tensors.report())
         self.instruments["collectives"] = collectives.report()
         self.instruments["operators"] = operators.report()
+        self.instruments["routing"] = routing.report()
 
     def profile(self) -> None:
         """Run one step under the profiler."""

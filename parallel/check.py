@@ -13,8 +13,14 @@ from parallel.tensor import PlannedLayer, planned_layers
 def check_layout(model: Model, plan: ParallelPlan) -> None:
     """Raise ``ValueError`` unless tensor and context ranks divide what they have to divide.
 
-    The message has the numbers and the nearest smaller size of the axis that would fit.
+    The message has the numbers and the nearest smaller size of the axis that would fit. Nor may a
+    pipeline part an embedding from the head that it also is.
     """
+    if plan.pp > 1 and model.ties_embedding:
+        raise ValueError(
+            f"plan.pp={plan.pp}: the embedding is also the head, and one stage must hold both; "
+            "plan.pp=1 works"
+        )
     if plan.tp > 1:
         _check_divides("tp", plan.tp, list(_tensor_sizes(model)))
     if plan.cp > 1:

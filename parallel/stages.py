@@ -160,16 +160,8 @@ class Placement(NamedTuple):
 
 
 def place(model: Model, num_stages: int, sequence_length: int) -> Placement:
-    """Balance the parts of a whole meta-device model over ``num_stages`` stages.
-
-    Raises:
-        ValueError: if there are several and the model's embedding is also its head.
-    """
-    if num_stages > 1 and model.ties_embedding:
-        raise ValueError(
-            f"{num_stages} pipeline stages: the embedding is also the head, and one stage must "
-            "hold both; use plan.pp=1 or a model without tied embeddings"
-        )
+    """Balance the parts of a whole meta-device model over ``num_stages`` stages."""
+    assert num_stages == 1 or not model.ties_embedding, "check_layout refuses it"
     costs = part_costs(model, sequence_length)
     names = list(costs)
     ranges = split([cost.total for cost in costs.values()], num_stages)

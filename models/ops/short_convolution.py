@@ -93,8 +93,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-    dx, dweight, dpreceding = short_convolution_backward(dout, *ctx.saved_tensors)
-    return dx, dweight, None, dpreceding if ctx.saved_tensors[3] is not None else None
+    x, weight, positions, preceding = ctx.saved_tensors
+    dx, dweight, dbefore = short_convolution_backward(dout, x, weight, positions, preceding)
+    return dx, dweight, None, dbefore if preceding is not None else None
 
 
 short_convolution.register_autograd(_backward, setup_context=_setup_context)

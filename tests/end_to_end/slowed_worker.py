@@ -17,7 +17,7 @@ import torch.distributed as dist
 from bench import trainer, worker
 from models.layers.attention import AttentionCore
 
-SECONDS = 0.25  # of each attention layer; the step itself takes a few tenths
+SECONDS = 0.4  # of each attention layer; the step itself takes a few tenths
 COPIES = 64  # of the batch, so that the repetitions are few: each is an event in the trace
 ALL_REDUCE_ELEMENTS = 8 * 2**20
 NUM_ALL_REDUCES = 24
@@ -62,7 +62,7 @@ def sleep_in_loader() -> None:
 
     @functools.wraps(original)
     def batch(self: trainer.Trainer, *args: Any) -> Any:
-        time.sleep(4 * SECONDS)
+        time.sleep(3 * SECONDS)
         return original(self, *args)
 
     trainer.Trainer._batch = batch

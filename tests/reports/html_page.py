@@ -40,5 +40,5 @@ class Page(HTMLParser):
             self.open.pop()
 
     def handle_data(self, data):
-        if "style" not in self.open:
+        if "style" not in self.open and "script" not in self.open:
             self.texts.append(data)

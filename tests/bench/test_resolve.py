@@ -70,7 +70,14 @@ def test_a_path_is_data(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["plan.ep=3"], "plan.ep=3 must divide plan.dp_shard=2"),
+        (["plan.ep=3"], "plan.ep=3 must divide dp_shard=2 x cp=1 x tp=1; plan.ep=1 would"),
+        (["plan.tp=2", "model.num_heads=3"], "does not divide the 3 heads of layers.0.attention"),
+        (["plan.tp=2", "workload.sequence_length=65"], "plan.tp=2 need; 64 would be"),
+        (["plan.cp=2", "workload.sequence_length=66"], "not a multiple of 4"),
+        (
+            ["plan.cp=2", "plan.context=ulysses", "model.num_heads=3"],
+            "plan.cp=1 would, or plan.context=gather",
+        ),
         (["plan.dp_shard=4"], "needs 4 ranks, the run has 2"),
         (["workload.global_batch_size=3"], "global_batch_size=3 is not a multiple of 2 data ranks"),
         (["workload.data=/no/such/folder"], "/no/such/folder: no such file or folder"),

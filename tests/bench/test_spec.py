@@ -70,7 +70,7 @@ def test_values_that_do_not_fit_each_other_are_refused():
     [
         ("plan.eps=2", r"unknown key plan\.eps; did you mean plan\.ep\?"),
         ("plan.ep.size=2", r"unknown key plan\.ep\.size; plan\.ep has no parts"),
-        ("plan=2", "plan is a group; set one of dp_replicate"),
+        ("plan=2", "plan is a group; set one of pp, dp_replicate"),
         ("plan.ep=two", "Expected `int`"),
         ("plan.ep=0", r"plan\.ep=0: must be at least 1"),
         ("plan.remat=ful", "did you mean full"),

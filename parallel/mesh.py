@@ -42,25 +42,27 @@ class Meshes(NamedTuple):
 
 def build_meshes(plan: ParallelPlan, device_type: str) -> Meshes:
     """Return the meshes of a resolved plan over the initialized default process group."""
-    # Parameters are sharded over dp_shard x cp, which is one axis until it is taken apart.
-    storage = _mesh(
-        device_type,
-        pp=plan.pp,
-        dp_replicate=plan.dp_replicate,
-        dp_shard_cp=plan.dp_shard * plan.cp,
-        tp=plan.tp,
-    )
-    parts = {"dp_shard": plan.dp_shard, "cp": plan.cp}
-    dense = storage._unflatten(
-        "dp_shard_cp", tuple(parts.values()), tuple(parts), _own_groups(parts, device_type)
-    )
-    fsdp = _replicated(storage, "dp_shard_cp", plan)
+    dense, fsdp = _dense_meshes(plan, device_type)
     if plan.ep == 1 and plan.tp == 1:
         return Meshes(dense, fsdp, None, fsdp)
     sparse = _mesh(
         device_type, pp=plan.pp, dp_replicate=plan.dp_replicate, efsdp=plan.efsdp, ep=plan.ep
     )
     return Meshes(dense, fsdp, sparse, _replicated(sparse, "efsdp", plan))
+
+
+def _dense_meshes(plan: ParallelPlan, device_type: str) -> tuple[DeviceMesh, DeviceMesh]:
+    """Return the mesh of all five axes, and the one over which parameters are sharded."""
+    outer = {"pp": plan.pp, "dp_replicate": plan.dp_replicate}
+    shared = {"dp_shard": plan.dp_shard, "cp": plan.cp}
+    if plan.cp == 1:
+        dense = _mesh(device_type, **outer, **shared, tp=plan.tp)
+        return dense, _replicated(dense, "dp_shard", plan)
+    # One axis of dp_shard x cp ranks shards parameters; taken apart, it shares out tokens.
+    whole = _mesh(device_type, **outer, dp_shard_cp=plan.dp_shard * plan.cp, tp=plan.tp)
+    groups = _own_groups(shared, device_type)
+    dense = whole._unflatten("dp_shard_cp", tuple(shared.values()), tuple(shared), groups)
+    return dense, _replicated(whole, "dp_shard_cp", plan)
 
 
 def _mesh(device_type: str, **sizes: int) -> DeviceMesh:

@@ -54,9 +54,7 @@ def test_traces_alone_are_broken_down_with_the_reason(traces):
 def test_a_run_without_a_peak_says_why(tmp_path, traces):
     record = measured_record()  # MXFP8 on a CPU: no peak for it, but one for BF16
     metrics = {
-        name: metric
-        for name, metric in record.metrics.items()
-        if not name.startswith("mfu_bf16")
+        name: metric for name, metric in record.metrics.items() if not name.startswith("mfu_bf16")
     }
     waterfall = run_waterfall(msgspec.structs.replace(record, metrics=metrics), traces)
 

@@ -9,12 +9,7 @@ import msgspec
 from msgspec.structs import replace
 from torch import nn
 
-from models.counts import (
-    FlopsLedger,
-    LinearAttentionLayers,
-    ParameterCounts,
-    flops_ledger,
-)
+from models.counts import FlopsLedger, LinearAttentionLayers, ParameterCounts, flops_ledger
 from models.decoder import Block, Decoder, Rotary, residual_scale
 from models.initialization import fan_in
 from models.layers.feed_forward import FeedForward, GatedFeedForward

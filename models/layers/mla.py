@@ -96,3 +96,23 @@ def _join(nope_BSHD: Tensor, rope_BSHD: Tensor) -> Tensor:
     """The two parts of a head beside each other, laid out head by head as products read them."""
     parts = (nope_BSHD.transpose(1, 2), rope_BSHD.transpose(1, 2))
     return torch.cat(parts, dim=-1).transpose(1, 2)
+
+
+def mla_parameters(
+    dim: int,
+    num_heads: int,
+    *,
+    q_lora_rank: int,
+    kv_lora_rank: int,
+    qk_nope_head_dim: int,
+    qk_rope_head_dim: int,
+    v_head_dim: int,
+    gated: bool = False,
+) -> int:
+    """Parameters of a layer."""
+    queries = num_heads * (qk_nope_head_dim + qk_rope_head_dim)
+    values = num_heads * v_head_dim
+    q = q_lora_rank * (dim + 1 + queries) if q_lora_rank else dim * queries
+    kv_down = dim * (kv_lora_rank + qk_rope_head_dim) + kv_lora_rank
+    kv_up = kv_lora_rank * (num_heads * qk_nope_head_dim + values)
+    return q + kv_down + kv_up + (2 if gated else 1) * values * dim

@@ -44,6 +44,8 @@ class DeepSeekV3Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     normalize_weights: bool = True
     route_scale: float = 1.0
     norm_eps: float = 1e-6
+    latent_norm_eps: float = 1e-6
+    """Epsilon of the norms of the queries' and the keys' latents."""
     rope_theta: float = 10000.0
     rope_factor: float = 40.0
     rope_original_context: int = 4096
@@ -177,7 +179,7 @@ def _attention(config: DeepSeekV3Config, output_scale: float) -> MultiHeadLatent
         qk_nope_head_dim=config.qk_nope_head_dim,
         qk_rope_head_dim=config.qk_rope_head_dim,
         v_head_dim=config.v_head_dim,
-        norm_eps=config.norm_eps,
+        norm_eps=config.latent_norm_eps,
         scale=stretch**2 / math.sqrt(config.qk_nope_head_dim + config.qk_rope_head_dim),
         output_scale=output_scale,
     )

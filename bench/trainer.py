@@ -8,6 +8,7 @@ from torch import Tensor
 
 from models.batch import Batch
 from models.layers.attention import AttentionCore
+from models.layers.compressed_attention import CompressedAttentionCore
 from models.protocol import NamedMoE
 from parallel.fsdp import reduce_gradients
 from parallel.layout import Shard, clear_gradients, collect_gradients, local_shards
@@ -86,7 +87,8 @@ class Trainer:
     def kernels(self) -> dict[str, str]:
         """Return which kernel ran for each of the operators that have several."""
         modules = [module for model in self.models for module in model.modules()]
-        cores = [module for module in modules if isinstance(module, AttentionCore)]
+        kinds = (AttentionCore, CompressedAttentionCore)
+        cores = [module for module in modules if isinstance(module, kinds)]
         names = {"attention": ", ".join(sorted({core.kernel for core in cores}))}
         if self.workload.precision.quantization == "mxfp8":
             native = self.device.type == "cuda" and torch.cuda.get_device_capability() >= (10, 0)

@@ -7,11 +7,12 @@ import torch_remat
 from torch import Tensor, nn
 
 from models.layers.attention import AttentionCore
+from models.layers.compressed_attention import CompressedAttentionCore, Indexer
 from models.layers.moe import MoE
 from models.protocol import Model
 from parallel.plan import Remat
 
-SAVED = (AttentionCore, MoE)
+SAVED = (AttentionCore, CompressedAttentionCore, Indexer, MoE)
 """Layers that ``selective`` keeps: attention is quadratic, experts also travel between ranks."""
 
 

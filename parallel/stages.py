@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from models.layers.attention import AttentionCore
+from models.layers.attention import Attending
 from models.layers.moe import MoE
 from models.protocol import Model, ModelConfig
 from parallel.bubble import Durations
@@ -76,9 +76,8 @@ def _active_parameters(block: nn.Module) -> int:
 
 
 def _attention(block: nn.Module, sequence_length: int) -> int:
-    cores = [module for module in block.modules() if isinstance(module, AttentionCore)]
-    keys = sequence_length // 2
-    return sum(2 * core.width * min(keys, core.window or keys) for core in cores)
+    cores = [module for module in block.modules() if isinstance(module, Attending)]
+    return sum(2 * core.width * core.num_keys(sequence_length) for core in cores)
 
 
 def split(costs: Sequence[int], num_stages: int) -> list[range]:

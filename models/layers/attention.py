@@ -1,11 +1,25 @@
 """The attention core: the one replaceable submodule between the projections of a layer."""
 
+from typing import Protocol, runtime_checkable
+
 from torch import Tensor, nn
 
 from models.batch import Context
 from models.layers.linear import local
 from models.ops.attention import attention, attention_kernel
 from models.ops.attention_sinks import attention_with_sinks
+
+
+@runtime_checkable
+class Attending(Protocol):
+    """A module whose work grows with the keys that its queries see."""
+
+    width: int
+    """Products of a token with one key."""
+
+    def num_keys(self, sequence_length: int) -> int:
+        """Keys of a query as causality leaves them; see models.counts."""
+        ...
 
 
 class AttentionCore(nn.Module):
@@ -27,6 +41,10 @@ class AttentionCore(nn.Module):
         self.kernel = ""
         """The kernel that served the last forward, for the record."""
         self.sinks = sinks
+
+    def num_keys(self, sequence_length: int) -> int:
+        """Half of the sequence, or the window if that is less."""
+        return min(sequence_length // 2, self.window or sequence_length)
 
     def exchange(self, *sources: Tensor) -> tuple[Tensor, ...]:
         """What keys and values are made of, (B,S,...) each, for every key that queries here see.

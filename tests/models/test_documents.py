@@ -6,6 +6,7 @@ from torch import Tensor
 
 from models.batch import IGNORE, NO_TOKEN, Batch
 from models.deepseek_v3 import DEEPSEEK_V3_PROXY
+from models.deepseek_v4 import DEEPSEEK_V4_PROXY
 from models.layers.mtp import shift_labels, shift_tokens
 from models.muse_spark import MUSE_SPARK_PROXY
 from models.protocol import Model, ModelConfig
@@ -14,6 +15,7 @@ from tests.models.helpers import build, pack, relative_error
 
 PROXIES = {
     "deepseek_v3": DEEPSEEK_V3_PROXY,
+    "deepseek_v4": DEEPSEEK_V4_PROXY,
     "muse_spark": MUSE_SPARK_PROXY,
     "qwen3_5": QWEN3_5_PROXY,
 }

@@ -217,11 +217,12 @@ def report_verb(options: argparse.Namespace) -> int:
 
 def analyze_verb(options: argparse.Namespace) -> int:
     """Analyse traces; print the answer or write its report."""
+    from bench.progress import file_progress
     from reports.run_traces import read_traces, run_hta_tables
     from reports.trace_answer import trace_answer
     from reports.trace_report import answer_json, trace_report, write_trace_report
 
-    traces = read_traces(options.traces)
+    traces = read_traces(options.traces, progress=file_progress)
     answer = trace_answer(traces)
     hta = run_hta_tables(traces) if options.hta else []
     sources = [str(path) for path in options.traces]
@@ -234,13 +235,14 @@ def analyze_verb(options: argparse.Namespace) -> int:
 
 def compare_verb(options: argparse.Namespace) -> int:
     """Compare runs or traces with the first of them; exit 4 if nothing is comparable."""
+    from bench.progress import file_progress
     from reports.compare_report import compare_report, comparison_json, write_compare_report
     from reports.comparison import compare_all
     from reports.sides import read_sides
 
     if len(options.sides) < 2:
         raise UsageError("there is nothing to compare with", hint="give two or more runs or traces")
-    sides = read_sides(options.sides)
+    sides = read_sides(options.sides, progress=file_progress)
     comparisons, reasons = compare_all(sides)
     found = (sides, comparisons, reasons)
     files = write_compare_report(*found, options.output) if options.output else []

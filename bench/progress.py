@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, a line now and then elsewhere, always on stderr."""
+"""Progress: a bar on a terminal, a line now and then elsewhere, always on stderr."""
 
 import sys
 import time
@@ -47,6 +47,17 @@ class RunProgress:
     def _print(self, text: str) -> None:
         print(f"{self.name}: {text}", file=sys.stderr, flush=True)
         self._last_line = time.monotonic()
+
+
+def file_progress(done: int, total: int) -> None:
+    """Say how many of several files have been read; a single one needs no progress."""
+    if total < 2:
+        return
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        print(f"\rtraces read: {done} of {total}", end=end, file=sys.stderr, flush=True)
+    elif done == total or done % 32 == 0:
+        print(f"traces read: {done} of {total}", file=sys.stderr, flush=True)
 
 
 def num_steps(spec: RunSpec) -> int:

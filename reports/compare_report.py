@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
 from reports.blocks import Block, Cell, Column, Part, Report, Section, Table, Text
-from reports.compare_parts import compare_parts, picture, tiles
+from reports.changes import percent
+from reports.compare_parts import compare_parts, percent_cell, picture, tiles
 from reports.comparison import Comparison
+from reports.numbers import number
 from reports.run_report import write_rendered
 from reports.sides import Entry, Side
 from reports.tables import NOTHING, loss_cell, memory_cell, metric_cell, mfu_cell
@@ -91,6 +94,7 @@ def sides_table(sides: Sequence[Side]) -> Table:
         Column(title="Side"),
         Column(title="Workload"),
         Column(title="Step time", unit="s", is_numeric=True),
+        Column(title="Step time", unit="% more than A", is_numeric=True),
         Column(title="Speed", unit="tokens/s per device", is_numeric=True),
         Column(title="TFLOPS", unit="full, per device", is_numeric=True),
         Column(title="MFU", unit="full, % of peak of", is_numeric=True),
@@ -98,17 +102,28 @@ def sides_table(sides: Sequence[Side]) -> Table:
         Column(title="Loss", is_numeric=True),
         Column(title="Runs and ranks"),
     ]
-    rows = [_side_row(side, entry) for side in sides for entry in side.entries.values()]
+    rows = [
+        _side_row(side, entry, _reference(sides[0], entry))
+        for side in sides
+        for entry in side.entries.values()
+    ]
     return Table(columns=columns, rows=rows, caption="What is compared.")
 
 
-def _side_row(side: Side, entry: Entry) -> list[Cell]:
+def _reference(first: Side, entry: Entry) -> Entry | None:
+    """Return what of the first side an entry is compared with."""
+    if len(first.entries) == 1:
+        return next(iter(first.entries.values()))
+    return first.entries.get(entry.workload)
+
+
+def _side_row(side: Side, entry: Entry, reference: Entry | None) -> list[Cell]:
     name = Cell(text=f"{side.letter}: {side.label}")
     num_traced = len(entry.traces.ranks) if entry.traces else 0
     traced = f"traces of {num_traced} ranks" if num_traced else "no traces"
     record = entry.record
     if record is None:
-        empty = [NOTHING] * 6
+        empty = [NOTHING] * 7
         return [name, Cell(text="traces without a record"), *empty, Cell(text=traced)]
     run = next(run for run in entry.runs if run.record is record)
     failed = f", {len(entry.failed)} failed" if entry.failed else ""
@@ -117,7 +132,8 @@ def _side_row(side: Side, entry: Entry) -> list[Cell]:
     return [
         name,
         Cell(text=entry.workload, note=record.kind),
-        metric_cell(record, "step_time"),
+        step_cell(entry),
+        _more(entry, reference),
         metric_cell(record, "tokens_per_second_per_device"),
         metric_cell(record, "model_tflops_per_device.full"),
         mfu_cell(record, "full"),
@@ -125,6 +141,21 @@ def _side_row(side: Side, entry: Entry) -> list[Cell]:
         loss_cell(run),
         Cell(text=f"{len(entry.runs)} {runs}{failed}, {traced}", note=devices),
     ]
+
+
+def step_cell(entry: Entry) -> Cell:
+    """Return the median over runs, with their spread."""
+    times = entry.step_times
+    if not times:
+        return NOTHING
+    spread = f"{number(min(times))} to {number(max(times))}" if len(times) > 1 else ""
+    return Cell(text=number(median(times)), value=median(times), note=spread)
+
+
+def _more(entry: Entry, reference: Entry | None) -> Cell:
+    if reference is None or reference is entry or not (reference.step_times and entry.step_times):
+        return NOTHING
+    return percent_cell(percent(median(reference.step_times), median(entry.step_times)))
 
 
 def comparison_json(

@@ -11,6 +11,11 @@ from reports.changes import Changes, changes, percent
 from reports.permutation import permutation_p, statement
 from reports.sides import Entry
 
+NO_SAMPLE = (
+    "A prediction or a published figure is no sample: the difference is how far it is from the "
+    "other side, and there is nothing to test."
+)
+
 
 class StepChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Step time in s: ``before`` and ``after`` are medians over run medians, listed beside them.
@@ -51,7 +56,9 @@ def step_change(
 ) -> StepChange | None:
     """Return the change of the measured step time, or of the traced step where one has none."""
     if one.step_times and two.step_times:
-        kinds = {record.kind for record in (one.record, two.record) if record is not None}
+        records = [record for record in (one.record, two.record) if record is not None]
+        kinds = list(dict.fromkeys(record.kind for record in records))
+        sampled = all(kind in ("measured", "imported") for kind in kinds)
         before, after = one.step_times, two.step_times
         return StepChange(
             before=median(before),
@@ -61,9 +68,9 @@ def step_change(
             before_steps=_samples(one.record),
             after_steps=_samples(two.record),
             percent=percent(median(before), median(after)),
-            p_value=permutation_p(before, after) if len(before) + len(after) > 2 else None,
-            basis=" against ".join(sorted(kinds)),
-            test=statement(before, after),
+            p_value=permutation_p(before, after) if sampled and len(before + after) > 2 else None,
+            basis=" against ".join(kinds),
+            test=statement(before, after) if sampled else NO_SAMPLE,
         )
     if accounts is None:
         return None

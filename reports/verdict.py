@@ -61,7 +61,8 @@ def _step_name(basis: str) -> str:
 def _caution(facts: Facts) -> str:
     if facts.p_value is not None:
         return "" if facts.p_value <= ALPHA else f", not beyond chance (p = {facts.p_value:.3g})"
-    return ", one run each" if facts.num_runs == (1, 1) else ""
+    measured = facts.basis == "measured"
+    return ", one run each" if measured and facts.num_runs == (1, 1) else ""
 
 
 def cause_sentence(facts: Facts) -> str:

@@ -3,19 +3,22 @@
 On a CPU the device lane is the operators' self time: each operator without the operators inside.
 """
 
+import re
+
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from reports.traces.classify import is_communication
 from reports.traces.columns import CATEGORY, NONE, Bools, Events, Ints, mask_of
-from reports.traces.intervals import Intervals, union
+from reports.traces.intervals import Intervals, covered_within, union
 from reports.traces.links import Links
 from reports.traces.nesting import Nesting, cut_ends, nearest
 
 COMPUTE, COMMUNICATION, COPIES, WAIT = range(4)
 
 _POINT_TO_POINT = ("send", "recv")
+_FRAME = re.compile(r"^autograd::engine::evaluate_function|PostBackward\w*Backward$")
 
 
 class Work(Struct, frozen=True, kw_only=True):
@@ -61,7 +64,21 @@ def _host_work(events: Events, names: tuple[str, ...], nesting: Nesting) -> Work
     top = _outermost(nesting, np.where(transfers | calls, np.arange(len(events)), NONE))[row]
     row = np.where(top == NONE, row, top)
     lane = np.where(top == NONE, COMPUTE, np.where(transfers[top], COMMUNICATION, WAIT))
+    lane[_waiting_frames(events, names, transfers, row, start, stop) & (lane == COMPUTE)] = WAIT
     return _work(row, start, stop, lane, on_device=False)
+
+
+def _waiting_frames(
+    events: Events, names: tuple[str, ...], transfers: Bools, row: Ints, start: Ints, stop: Ints
+) -> Bools:
+    """Which pieces are frames of the autograd engine that wait in a hook.
+
+    A frame computes nothing outside of its operators; while a transfer runs, its own time is a
+    hook of sharded data parallelism that waits for it, which no event of its own shows.
+    """
+    is_frame = np.array([_FRAME.search(name) is not None for name in names] or [False])
+    running = union(events.start[transfers], events.end[transfers])
+    return is_frame[events.name[row]] & (2 * covered_within(running, start, stop) > stop - start)
 
 
 def host_communication(events: Events, names: tuple[str, ...]) -> tuple[Bools, Bools]:

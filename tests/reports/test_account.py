@@ -2,9 +2,10 @@
 
 import pytest
 
-from reports.account import COMPUTE, HOST, IDLE, LATE, TRANSFER, account, by_cause
+from reports.account import CALLS, COMPUTE, HOST, IDLE, LATE, TRANSFER, account, by_cause
 from reports.run_traces import read_traces
 from tests.reports.sample_traces import balanced, late
+from tests.traces.kineto import event, write
 
 
 def lines_of(folder):
@@ -47,3 +48,34 @@ def test_a_single_rank_cannot_tell_waiting_from_transfer(tmp_path):
 
     assert lines[TRANSFER, "all_reduce over dp_shard"].ns == 600_000
     assert not [key for key in lines if key[0] == LATE]
+
+
+def test_a_hook_that_waits_for_a_transfer_is_no_computation(tmp_path):
+    """The engine's frame runs 500 us, 100 in a product; a transfer goes on for 350 of the rest."""
+    frame = "autograd::engine::evaluate_function: RegisterPostBackwardFunctionBackward"
+    events = [
+        event("ProfilerStep#1", "user_annotation", 100.0, 500.0),
+        event(frame, "cpu_op", 100.0, 500.0),
+        event("aten::mm", "cpu_op", 100.0, 100.0),
+        event("gloo:all_reduce", "user_annotation", 250.0, 350.0, tid=9),
+    ]
+    write(tmp_path / "rank0.json", events)
+    _, lines = lines_of(tmp_path)
+
+    assert {key[:1]: line.ns for key, line in lines.items()} == {
+        (COMPUTE,): 100_000,
+        (TRANSFER,): 350_000,
+        (CALLS,): 50_000,
+    }
+
+
+def test_the_same_frame_without_a_transfer_is_the_engines_own_work(tmp_path):
+    frame = "autograd::engine::evaluate_function: MmBackward0"
+    events = [
+        event(frame, "cpu_op", 100.0, 500.0),
+        event("gloo:all_reduce", "user_annotation", 590.0, 100.0, tid=9),
+    ]
+    write(tmp_path / "rank0.json", events)
+    books, _ = lines_of(tmp_path)
+
+    assert by_cause(books.lines)[COMPUTE] == 500_000

@@ -124,6 +124,19 @@ def test_several_runs_are_tested_over_their_medians(tmp_path):
     assert step.p_value == pytest.approx(1 / 56)
 
 
+def test_a_prediction_is_compared_but_never_tested(tmp_path):
+    a = runs(tmp_path / "a", slower(1.0), slower(1.1))
+    b = runs(tmp_path / "b", slower(1.3, kind="predicted"))
+    balanced(next(a.iterdir()) / "traces")
+    late(next(b.iterdir()) / "traces")
+    comparison = compare(*sides_of(a, b))
+
+    assert comparison.step.basis == "measured against predicted"
+    assert comparison.step.p_value is None and "no sample" in comparison.step.test
+    assert next(s for s in comparison.settings if s.name == "kind").after == "predicted"
+    assert comparison.items is not None
+
+
 def test_settings_that_differ_come_first_and_only_those(tmp_path):
     record = slower(1.0)
     plan = {**record.plan, "ep": 1}

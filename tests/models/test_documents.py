@@ -6,19 +6,11 @@ from torch import Tensor
 
 from models.batch import IGNORE, NO_TOKEN, Batch
 from models.deepseek_v3 import DEEPSEEK_V3_PROXY
-from models.deepseek_v4 import DEEPSEEK_V4_PROXY
 from models.layers.mtp import shift_labels, shift_tokens
-from models.muse_spark import MUSE_SPARK_PROXY
 from models.protocol import Model, ModelConfig
-from models.qwen3_5 import QWEN3_5_PROXY
+from tests.models.families import MIXTURES, PROXIES
 from tests.models.helpers import build, pack, relative_error
 
-PROXIES = {
-    "deepseek_v3": DEEPSEEK_V3_PROXY,
-    "deepseek_v4": DEEPSEEK_V4_PROXY,
-    "muse_spark": MUSE_SPARK_PROXY,
-    "qwen3_5": QWEN3_5_PROXY,
-}
 LENGTHS = [40, 150, 66]
 MIDDLE = slice(40, 190)
 
@@ -131,14 +123,15 @@ def test_no_token_has_no_embedding_and_trains_none() -> None:
     assert embedding.weight.grad.nonzero()[:, 0].unique().tolist() == [3]
 
 
-@pytest.mark.parametrize("name", PROXIES)
-@pytest.mark.parametrize("routing", ["balanced", "random"])
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("routing", ["balanced", "balanced_strided", "random"])
 def test_forced_routing_trains_every_expert(name: str, routing: str) -> None:
     config: ModelConfig = PROXIES[name]
     model = build(config, routing=routing)
     model(*pack([[128]], 512)).total.backward()
 
     layers = model.moe_layers()
-    assert len(layers) == config.num_layers + config.num_mtp_layers - (name == "deepseek_v3")
+    num_dense = getattr(config, "num_dense_layers", 0)
+    assert len(layers) == config.num_layers + config.num_mtp_layers - num_dense
     for _, moe in layers:
         assert (moe.experts.down.grad.flatten(1).abs().amax(1) > 0).all()

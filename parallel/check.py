@@ -3,9 +3,12 @@
 import math
 from collections.abc import Iterator
 
+from torch import nn
+
 from models.layers.attention import AttentionCore
+from models.layers.delta_rule import DeltaRuleCore
 from models.protocol import Model
-from parallel.context import attention_cores
+from parallel.context import sequence_mixers
 from parallel.plan import ParallelPlan
 from parallel.tensor import PlannedLayer, planned_layers
 
@@ -22,11 +25,31 @@ def check_layout(model: Model, plan: ParallelPlan) -> None:
             "plan.pp=1 works"
         )
     if plan.tp > 1:
+        _check_plans(model, plan.tp)
         _check_divides("tp", plan.tp, list(_tensor_sizes(model)))
     if plan.cp > 1:
-        cores = attention_cores(model, plan.cp)
-        if plan.context == "ulysses":
-            _check_exchange(model, cores, plan)
+        mixers = sequence_mixers(model, plan.cp)
+        if plan.context == "ulysses" and any(map(_has_sinks, mixers)):
+            raise ValueError(
+                "plan.context=ulysses: the attention has parameters per head, which stay on every "
+                "rank; plan.context=gather works"
+            )
+        _check_exchange(model, plan)
+
+
+def _check_plans(model: Model, tp: int) -> None:
+    """A block without heads to divide would see its part of the sequence as if it were whole."""
+    with_heads = {layer.name for layer in planned_layers(model) if layer.plan.heads}
+    for name, _ in model.blocks():
+        if not any(layer.startswith(f"{name}.") for layer in with_heads):
+            raise ValueError(
+                f"plan.tp={tp}: {name} does not say which heads of it tensor parallelism divides; "
+                "plan.tp=1 works"
+            )
+
+
+def _has_sinks(mixer: nn.Module) -> bool:
+    return isinstance(mixer, AttentionCore) and any(True for _ in mixer.parameters(recurse=False))
 
 
 def _check_divides(axis: str, ranks: int, sizes: list[tuple[int, str]]) -> None:
@@ -54,16 +77,19 @@ def _heads(layer: PlannedLayer) -> Iterator[tuple[int, str]]:
         yield num_heads, f"heads of {layer.name}"
 
 
-def _check_exchange(model: Model, cores: list[AttentionCore], plan: ParallelPlan) -> None:
-    """Heads that tensor ranks leave are exchanged for tokens: each context rank gets as many."""
-    if any(next(core.parameters(recurse=False), None) is not None for core in cores):
-        raise ValueError(
-            "plan.context=ulysses: the attention has parameters per head, which stay on every "
-            "rank; plan.context=gather works"
-        )
-    sizes = [size for layer in planned_layers(model) for size in _heads(layer)]
-    shares = [(heads // plan.tp, f"(of tp={plan.tp}) {what}") for heads, what in sizes]
-    try:
-        _check_divides("cp", plan.cp, shares)
-    except ValueError as error:
-        raise ValueError(f"{error}, or plan.context=gather") from error
+def _check_exchange(model: Model, plan: ParallelPlan) -> None:
+    """Heads that tensor ranks leave are exchanged for tokens: each context rank gets as many.
+
+    Those of linear attention always are, those of attention if the plan says so.
+    """
+    sizes = [
+        (num_heads // plan.tp, f"(of tp={plan.tp}) {what}")
+        for layer in planned_layers(model)
+        if plan.context == "ulysses" or _is_linear_attention(layer)
+        for num_heads, what in _heads(layer)
+    ]
+    _check_divides("cp", plan.cp, sizes)
+
+
+def _is_linear_attention(layer: PlannedLayer) -> bool:
+    return any(isinstance(module, DeltaRuleCore) for module in layer.module.modules())

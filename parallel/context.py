@@ -15,12 +15,19 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from models.batch import Context
 from models.layers.attention import AttentionCore
+from models.layers.delta_rule import DeltaRuleCore, ShortConvolution
 from models.protocol import Model
 from parallel.chunks import Chunks
-from parallel.collectives import exchange, gather
+from parallel.collectives import gather
 from parallel.halo import Halo
+from parallel.heads import HeadExchange
+from parallel.linear_attention import ExchangedStates, HaloConvolution
+from parallel.packing import pack, unpack
 from parallel.plan import ContextMethod
 from parallel.remat import replace_forward
+
+MIXES_ALL = (AttentionCore, DeltaRuleCore)
+MIXERS = (*MIXES_ALL, ShortConvolution)
 
 
 class Attention(Protocol):
@@ -90,8 +97,7 @@ class ExchangedHeads:
 
     def __init__(self, core: AttentionCore, chunks: Chunks, group: dist.ProcessGroup) -> None:
         self.core = core
-        self.chunks = chunks
-        self.group = group
+        self.heads = HeadExchange(chunks, group)
 
     def exchange(self, *sources: Tensor) -> tuple[Tensor, ...]:
         """Return the sources as they are: keys and values travel with the queries."""
@@ -99,28 +105,8 @@ class ExchangedHeads:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         """Attend from all tokens, with this rank's share of the heads."""
-        N = self.group.size()
-        # (B, 2c, H, D) to (B, 2c, N, H/N, D): the heads of each rank stand together.
-        shares = [x.unflatten(2, (N, -1)) for x in (q, k, v)]
-        packed = torch.cat([share.flatten(3) for share in shares], dim=-1)
-        whole = self.chunks.join(exchange(packed.permute(2, 0, 1, 3), self.group))
-        q, k, v = unpack(whole, [share[:, :, 0] for share in shares])
-        out = self.core.attend(q, k, v, context.positions_BS)
-        home = exchange(self.chunks.split(out), self.group)
-        return home.permute(1, 2, 0, 3, 4).flatten(2, 3)
-
-
-def pack(tensors: tuple[Tensor, ...]) -> Tensor:
-    """Return tensors (B, S, ...) as one (B, S, C)."""
-    return torch.cat([tensor.flatten(2) for tensor in tensors], dim=-1)
-
-
-def unpack(packed_BSC: Tensor, like: Any) -> tuple[Tensor, ...]:
-    """Return the tensors in ``packed_BSC``, of the shapes of ``like`` beyond B and S."""
-    parts = packed_BSC.split([tensor.shape[2:].numel() for tensor in like], dim=-1)
-    return tuple(
-        part.unflatten(2, tensor.shape[2:]) for part, tensor in zip(parts, like, strict=True)
-    )
+        q, k, v = self.heads.leave(q, k, v)
+        return self.heads.come_home(self.core.attend(q, k, v, context.positions_BS))
 
 
 def spread_sequence(model: Model, mesh: DeviceMesh, method: ContextMethod) -> None:
@@ -130,8 +116,14 @@ def spread_sequence(model: Model, mesh: DeviceMesh, method: ContextMethod) -> No
     rank's chunks of them.
     """
     chunks = Chunks(mesh.size(), mesh.get_local_rank())
-    for core in attention_cores(model, mesh.size()):
-        _replace(core, _attention(core, chunks, mesh.get_group(), method))
+    group = mesh.get_group()
+    for module in sequence_mixers(model, mesh.size()):
+        if isinstance(module, AttentionCore):
+            _replace(module, _attention(module, chunks, group, method))
+        elif isinstance(module, DeltaRuleCore):
+            replace_forward(module, ExchangedStates(module, chunks, group))
+        elif isinstance(module, ShortConvolution):
+            replace_forward(module, HaloConvolution(module, chunks, group))
     if model.embedding is not None:
         model.embedding.register_forward_pre_hook(lambda _, args: (chunks.take(args[0]),))
     if model.head is not None:
@@ -145,21 +137,21 @@ def spread_sequence(model: Model, mesh: DeviceMesh, method: ContextMethod) -> No
     model.context = context  # type: ignore[method-assign]
 
 
-def attention_cores(model: Model, num_ranks: int) -> list[AttentionCore]:
-    """Return the attention of every block.
+def sequence_mixers(model: Model, num_ranks: int) -> list[nn.Module]:
+    """Return the modules in which tokens of a sequence meet.
 
     Raises:
-        ValueError: if a block has none: it then mixes tokens in a way that chunks would break.
+        ValueError: if a block has none that can be divided.
     """
-    found = []
+    found: list[nn.Module] = []
     for name, block in model.blocks():
-        cores = [module for module in block.modules() if isinstance(module, AttentionCore)]
-        if not cores:
+        mixers = [module for module in block.modules() if isinstance(module, MIXERS)]
+        if not any(isinstance(module, MIXES_ALL) for module in mixers):
             raise ValueError(
-                f"plan.cp={num_ranks}: {name} mixes tokens without attention, and context "
-                "parallelism divides attention only; plan.cp=1 works"
+                f"plan.cp={num_ranks}: the tokens of {name} meet in a way that context "
+                "parallelism does not divide; plan.cp=1 works"
             )
-        found += cores
+        found += mixers
     return found
 
 

@@ -56,7 +56,9 @@ class GatedDeltaNet(nn.Module):
     def tensor_plan(self) -> TensorPlan:
         """Heads are divided: value heads and the query and key heads that serve them."""
         convolutions = ("q_convolution", "k_convolution", "v_convolution")
+        widths = (self.q_proj.out_features, self.v_proj.out_features)
         return TensorPlan(
+            heads=tuple(width // self.head_dim for width in widths),
             columns=("q_proj", "k_proj", "v_proj", "gate_proj", "beta_proj", "decay_proj"),
             vectors=(*(f"{name}.weight" for name in convolutions), "log_rate", "decay_bias"),
             rows=("o_proj",),

@@ -63,6 +63,7 @@ class KimiDeltaAttention(nn.Module):
         columns = (*(f"{x}_proj" for x in names), "gate_proj", "beta_proj", "decay_proj.1")
         convolutions = (f"{x}_convolution.weight" for x in names)
         return TensorPlan(
+            heads=(self.v_proj.out_features // self.head_dim,),
             columns=columns,
             vectors=(*convolutions, "log_rate", "decay_bias"),
             rows=("o_proj",),

@@ -76,7 +76,7 @@ def test_a_path_is_data(tmp_path):
         (["plan.cp=2", "workload.sequence_length=66"], "not a multiple of 4"),
         (
             ["plan.cp=2", "plan.context=ulysses", "model.num_heads=3"],
-            "plan.cp=1 would, or plan.context=gather",
+            "plan.cp=2 does not divide the 3 (of tp=1) heads",
         ),
         (["plan.dp_shard=4"], "needs 4 ranks, the run has 2"),
         (["workload.global_batch_size=3"], "global_batch_size=3 is not a multiple of 2 data ranks"),

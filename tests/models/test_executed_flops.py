@@ -4,15 +4,27 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.deepseek_v3 import DEEPSEEK_V3_PROXY
 from models.layers.attention import AttentionCore
 from models.layers.delta_rule import DeltaRuleCore, ShortConvolution
-from models.muse_spark import MUSE_SPARK_PROXY
-from models.protocol import Model, ModelConfig
-from models.qwen3_5 import QWEN3_5_DENSE_PROXY, QWEN3_5_PROXY
+from models.protocol import Model
+from tests.models.families import PROXIES
 from tests.models.helpers import build, pack
 
 S = 256
+QK_HEAD_DIMS = {
+    "deepseek_v2": 128,
+    "deepseek_v3": 128,
+    "kimi_k2": 128,
+    "gpt_oss": 64,
+    "llama3_1": 64,
+    "muse_glimmer": 64,
+    "muse_spark": 64,
+    "qwen3": 64,
+    "qwen3_dense": 64,
+    "qwen3_5": 64,
+    "qwen3_5_dense": 64,
+    "kimi_k3": 64,
+}
 
 
 def flash_extra_product(model: Model, qk_head_dim: int, num_heads: int) -> int:
@@ -36,34 +48,36 @@ def recomputed_recurrences(model: Model) -> int:
     return S * (sum(cores) + 2 * sum(taps))
 
 
-@pytest.mark.parametrize(
-    ("config", "qk_head_dim"),
-    [
-        (DEEPSEEK_V3_PROXY, 128),
-        (MUSE_SPARK_PROXY, 64),
-        (QWEN3_5_PROXY, 64),
-        (QWEN3_5_DENSE_PROXY, 64),
-    ],
-)
-def test_ledger_equals_the_operators_of_a_step(config: ModelConfig, qk_head_dim: int) -> None:
-    """Exactly, once what no convention counts is taken off and norm parameters are put on."""
+def active_vectors(model: Model) -> int:
+    """Gains, biases and sinks that work on a token; a convention counts them like matrices."""
+    total = sum(p.numel() for p in model.parameters() if p.dim() == 1)
+    for _, moe in model.moe_layers():
+        router = moe.router.config
+        biases = sum(p.numel() for p in moe.experts.parameters() if p.dim() == 2)
+        total += biases * router.num_experts_per_token // router.num_experts
+    return total
+
+
+@pytest.mark.parametrize("name", QK_HEAD_DIMS)
+def test_ledger_equals_the_operators_of_a_step(name: str) -> None:
+    """Exactly, once what no convention counts is taken off and vectors are put on."""
+    config = PROXIES[name]
     model = build(config)
     batch = pack([[S]], config.vocab_size)
     with FlopCounterMode(display=False) as counter:
         model(*batch).total.backward()
 
-    gains = sum(p.numel() for p in model.parameters() if p.dim() == 1)
     executed = counter.get_total_flops()
-    executed -= flash_extra_product(model, qk_head_dim, config.num_heads)
+    executed -= flash_extra_product(model, QK_HEAD_DIMS[name], config.num_heads)
     executed -= combine_products(model) + recomputed_recurrences(model)
-    assert executed + 6 * gains * S == config.flops_per_token(S).full * S
+    assert executed + 6 * active_vectors(model) * S == config.flops_per_token(S).full * S
 
 
 def test_the_count_on_the_meta_device_is_the_same() -> None:
     """Fake kernels and formulas agree with what runs."""
     counts = []
     for device in ("cpu", "meta"):
-        model = build(DEEPSEEK_V3_PROXY, routing="balanced").to(device)
+        model = build(PROXIES["deepseek_v3"], routing="balanced").to(device)
         batch = pack([[S]], 512)
         with FlopCounterMode(display=False) as counter:
             model(*(x.to(device) for x in batch)).total.backward()

@@ -3,36 +3,26 @@
 from collections.abc import Callable, Sequence
 
 from reports.blocks import Block, Cell, Column, Figures, Part, Table, Text, Tile, Tiles, Tone
-from reports.changes import Change, Changes
+from reports.change_tables import ABSENT, changes_table, percent_cell
+from reports.changes import Changes
 from reports.comparison import Comparison
 from reports.numbers import fitting_unit, number, quantity
 from reports.record_changes import MetricChange, StepChange
-from reports.verdict import calls
 from reports.waterfall_plot import change_figure
-
-ABSENT = Cell(text="absent", tone="muted")
 
 ComparePart = tuple[str, Callable[[Comparison, str], Sequence[Block]]]
 
 
-def signed(value: float, digits: int = 3) -> str:
-    """Return a number with its sign; no sign for zero."""
-    sign = "+" if value > 0 else "\u2212" if value < 0 else ""
-    return f"{sign}{number(abs(value), digits)}"
-
-
-def percent_cell(value: float | None, tone: Tone = "plain") -> Cell:
-    """Return a change in percent; empty where there is nothing to divide by."""
-    if value is None:
-        return Cell(text="")
-    return Cell(text=signed(value), value=value, tone=tone)
+def letters(comparison: Comparison) -> tuple[str, str]:
+    """Return the letters of the two sides: what stands before the colon."""
+    return comparison.before.partition(":")[0], comparison.after.partition(":")[0]
 
 
 def picture(comparison: Comparison, key: str) -> list[Block]:
     """Return the step time's change as a waterfall."""
     if comparison.items is None:
         return []
-    labels = (f"A: {comparison.before_label}", f"B: {comparison.after_label}")
+    labels = (comparison.before, comparison.after)
     return [Figures(figures=[change_figure(comparison.items, *labels, f"{key}-change")])]
 
 
@@ -42,11 +32,12 @@ def tiles(comparison: Comparison, key: str) -> list[Block]:
     if step is None:
         return []
     kind = step.basis
+    before, after = letters(comparison)
     return [
         Tiles(
             tiles=[
-                _step_tile("Step time of A", step.before, step.before_runs, kind),
-                _step_tile("Step time of B", step.after, step.after_runs, kind),
+                _step_tile(f"Step time of {before}", step.before, step.before_runs, kind),
+                _step_tile(f"Step time of {after}", step.after, step.after_runs, kind),
                 Tile(
                     label="Change",
                     unit="%",
@@ -79,7 +70,7 @@ def settings(comparison: Comparison, key: str) -> list[Block]:
     if not comparison.settings:
         text = "No setting that both sides state differs."
         return [Text(text=text)]
-    columns = [Column(title=title) for title in ("Setting", "Of", "A", "B")]
+    columns = [Column(title=title) for title in ("Setting", "Of", *letters(comparison))]
     rows = [
         [
             Cell(text=one.name),
@@ -103,7 +94,8 @@ def step_time(comparison: Comparison, key: str) -> list[Block]:
     if step is None:
         return [Text(text="Neither side has a step time.", tone="muted")]
     blocks: list[Block] = [Text(text=step.test)]
-    spreads = [_spread("A", step.before_steps), _spread("B", step.after_steps)]
+    before, after = letters(comparison)
+    spreads = [_spread(before, step.before_steps), _spread(after, step.after_steps)]
     text = " ".join(spread for spread in spreads if spread)
     return [*blocks, Text(text=text, tone="muted")] if text else blocks
 
@@ -121,9 +113,19 @@ def causes(comparison: Comparison, key: str) -> list[Block]:
         text = "The change cannot be split by cause: not both sides have traces."
         return [Text(text=text, tone="warning")]
     return [
-        changes_table(comparison.causes, "Cause", "", "The change of the step time by cause"),
         changes_table(
-            comparison.items, "Of which", "Cause", "The same by class, collective and late rank"
+            comparison.causes,
+            "Cause",
+            "",
+            "The change of the step time by cause",
+            letters(comparison),
+        ),
+        changes_table(
+            comparison.items,
+            "Of which",
+            "Cause",
+            "The same by class, collective and late rank",
+            letters(comparison),
         ),
     ]
 
@@ -137,7 +139,7 @@ def details(comparison: Comparison, key: str) -> list[Block]:
         (comparison.collectives, "Collective", "", "Exposed communication by collective"),
     )
     return [
-        changes_table(table, name, group, caption, swapped=name == "Class")
+        changes_table(table, name, group, caption, letters(comparison), swapped=name == "Class")
         for table, name, group, caption in titles
         if table is not None and table.rows
     ]
@@ -147,7 +149,11 @@ def memory(comparison: Comparison, key: str) -> list[Block]:
     """Return the change of the memory's peak by kind."""
     if comparison.memory is None:
         return [Text(text="Not both sides have memory events in their traces.", tone="muted")]
-    return [changes_table(comparison.memory, "Kind", "", "Memory at the peak, by kind")]
+    return [
+        changes_table(
+            comparison.memory, "Kind", "", "Memory at the peak, by kind", letters(comparison)
+        )
+    ]
 
 
 def counters(comparison: Comparison, key: str) -> list[Block]:
@@ -156,65 +162,16 @@ def counters(comparison: Comparison, key: str) -> list[Block]:
         return []
     if not comparison.counters.rows:
         return [Text(text="Every operator is called as often per step in both.")]
-    return [changes_table(comparison.counters, "Operator", "", "Exact calls per step", folded=True)]
-
-
-def changes_table(
-    table: Changes,
-    name: str,
-    group: str,
-    caption: str,
-    *,
-    swapped: bool = False,
-    folded: bool = False,
-) -> Table:
-    """Return changes as a table whose last row is the whole; ``swapped``: the group comes first."""
-    with_count = any(
-        row.count_before is not None or row.count_after is not None for row in table.rows
-    )
-    columns = [Column(title=name), *([Column(title=group)] if group else [])]
-    columns += [Column(title=title, unit=table.unit, is_numeric=True) for title in ("A", "B")]
-    columns += [
-        Column(title="Change", unit=table.unit, is_numeric=True),
-        Column(title="Change", unit="%", is_numeric=True),
-        Column(title="Share", unit="% of the whole change", is_numeric=True),
+    return [
+        changes_table(
+            comparison.counters,
+            "Operator",
+            "",
+            "Exact calls per step",
+            letters(comparison),
+            folded=True,
+        )
     ]
-    columns += [Column(title="Count", unit="A \u2192 B per step and rank")] if with_count else []
-    rows = [_change_row(row, bool(group), swapped, with_count) for row in table.rows]
-    sums = [table.before, table.after, table.change]
-    footer = [Cell(text="together"), *([Cell(text="")] if group else [])]
-    footer += [Cell(text=number(value), value=value) for value in sums[:2]]
-    footer += [Cell(text=signed(table.change), value=table.change)]
-    footer += [percent_cell(_percent(table)), Cell(text="100" if table.change else "")]
-    footer += [Cell(text="")] if with_count else []
-    source = f" ({table.source})" if table.source else ""
-    return Table(
-        columns=columns, rows=rows, footer=footer, caption=f"{caption}{source}.", folded=folded
-    )
-
-
-def _percent(table: Changes) -> float | None:
-    return 100 * table.change / table.before if table.before else None
-
-
-def _change_row(row: Change, has_group: bool, swapped: bool, with_count: bool) -> list[Cell]:
-    name, group = (row.group, row.name) if swapped or not row.name else (row.name, row.group)
-    if has_group and not row.name:
-        name, group = row.group, ""
-    tone: Tone = "warning" if row.state != "both" else "plain"
-    label = Cell(
-        text=name.replace("_", " "), note=row.state if row.state != "both" else "", tone=tone
-    )
-    cells = [label, *([Cell(text=group.replace("_", " "))] if has_group else [])]
-    for value in (row.before, row.after):
-        cells.append(ABSENT if value is None else Cell(text=number(value), value=value))
-    cells.append(Cell(text=signed(row.change), value=row.change))
-    cells += [percent_cell(row.percent), percent_cell(row.share_percent)]
-    if with_count:
-        ends = (row.count_before, row.count_after)
-        text = " \u2192 ".join("absent" if end is None else calls(end) for end in ends)
-        cells.append(Cell(text=text if ends != (None, None) else ""))
-    return cells
 
 
 def metrics(comparison: Comparison, key: str) -> list[Block]:
@@ -224,8 +181,7 @@ def metrics(comparison: Comparison, key: str) -> list[Block]:
     columns = [
         Column(title="Metric"),
         Column(title="Unit"),
-        Column(title="A", is_numeric=True),
-        Column(title="B", is_numeric=True),
+        *(Column(title=letter, is_numeric=True) for letter in letters(comparison)),
         Column(title="Change", unit="%", is_numeric=True),
         Column(title="How it is counted"),
     ]

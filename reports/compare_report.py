@@ -7,8 +7,9 @@ from statistics import median
 import msgspec
 
 from reports.blocks import Block, Cell, Column, Part, Report, Section, Table, Text
+from reports.change_tables import percent_cell
 from reports.changes import percent
-from reports.compare_parts import compare_parts, percent_cell, picture, tiles
+from reports.compare_parts import compare_parts, picture, tiles
 from reports.comparison import Comparison
 from reports.numbers import number
 from reports.run_report import write_rendered
@@ -78,9 +79,9 @@ def _section(comparison: Comparison, number: int, *, alone: bool) -> Section:
     parts = compare_parts(comparison, key)
     if not alone:
         parts.insert(0, Part(title="", blocks=[*picture(comparison, key), *tiles(comparison, key)]))
-    name = f" of {comparison.workload}" if comparison.workload else ""
+    name = f", {comparison.workload}" if comparison.workload else ""
     return Section(
-        title=f"{comparison.before_label} against {comparison.after_label}{name}",
+        title=f"{comparison.before} against {comparison.after}{name}",
         subtitle="" if alone else comparison.verdict,
         anchor=key,
         badges=[],

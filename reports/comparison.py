@@ -39,8 +39,8 @@ class Comparison(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     verdict: str
-    before_label: str
-    after_label: str
+    before: str
+    after: str
     workload: str
     settings: list[Setting]
     step: StepChange | None
@@ -75,8 +75,8 @@ def compare(before: Side, after: Side, workload: str | None = None) -> Compariso
     tables = _tables(one.traces, two.traces) if one.traces and two.traces else {}
     causes, items = _causes(accounts, step) if accounts and step else (None, None)
     facts = Facts(
-        before=before.letter,
-        after=after.letter,
+        before=before.short_name,
+        after=after.short_name,
         step=None if step is None else (step.before, step.after),
         basis=step.basis if step else "",
         accounts=accounts,
@@ -88,8 +88,8 @@ def compare(before: Side, after: Side, workload: str | None = None) -> Compariso
     )
     return Comparison(
         verdict=verdict(facts),
-        before_label=before.label,
-        after_label=after.label,
+        before=f"{before.letter}: {before.label}",
+        after=f"{after.letter}: {after.label}",
         workload=one.workload or two.workload,
         settings=setting_differences(one, two),
         step=step,
@@ -102,7 +102,7 @@ def compare(before: Side, after: Side, workload: str | None = None) -> Compariso
         collectives=tables.get("collectives"),
         memory=_memory(one.traces, two.traces),
         counters=counter_changes(one.record, two.record),
-        notes=_notes(one, two),
+        notes=_notes({before.letter: one, after.letter: two}),
     )
 
 
@@ -181,17 +181,18 @@ def _memory(one: TraceSummary | None, two: TraceSummary | None) -> Changes | Non
     return changes(memory_mib(found[0][1]), memory_mib(found[1][1]), unit="MiB", source=source)
 
 
-def _notes(one: Entry, two: Entry) -> list[str]:
+def _notes(sides: Mapping[str, Entry]) -> list[str]:
     """Return what limits the comparison."""
     notes = []
-    for letter, entry in (("A", one), ("B", two)):
+    for letter, entry in sides.items():
         if entry.failed:
             notes.append(f"{letter}: {len(entry.failed)} runs did not succeed and do not count.")
         if entry.traces is None:
             notes.append(f"{letter} has no traces, so the change cannot be split by cause.")
         elif entry.traced is not None and len(entry.runs) > 1:
             notes.append(f"{letter}: traces are of run {entry.traced.record.run_id}.")
-    if one.traces and two.traces and (one.runs or two.runs):
+    entries = sides.values()
+    if all(entry.traces for entry in entries) and any(entry.runs for entry in entries):
         notes.append(
             "The profiler slows the step that it records; what that leaves between the traced "
             f"and the measured steps is the row {PROFILER!r}."

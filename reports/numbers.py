@@ -24,6 +24,14 @@ def number(value: float, digits: int = 4) -> str:
     return f"{value:,.{decimals}f}"
 
 
+def short(value: float, digits: int = 4) -> str:
+    """Return ``value`` for a table of many: at most three decimals, and what is less is said so."""
+    if value and abs(value) < 0.0005:
+        return "<0.001" if value > 0 else ">-0.001"
+    text = number(value, digits)
+    return f"{value:,.3f}" if len(text.partition(".")[2]) > 3 else text
+
+
 def as_published(value: float) -> str:
     """Return a figure that others published: as it stands, at most three decimals."""
     return f"{value:,.3f}".rstrip("0").removesuffix(".")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from reports.blocks import Block, Cell, Column, Table
 from reports.numbers import number
 from reports.trace_answer import Row, TraceAnswer
-from reports.trace_cells import COUNT, MS, SHARE, number_cell
+from reports.trace_cells import COUNT, MS, SHARE, number_cell, readable
 
 MOST_ROWS = 25
 
@@ -47,7 +47,12 @@ def rows_table(
     cells = []
     for row in shown:
         label, part = (row.group, row.name) if by_class else (row.name, row.group)
-        line = [Cell(text=label), Cell(text=part), number_cell(row.ms), number_cell(row.percent, 3)]
+        line = [
+            Cell(text=readable(label)),
+            Cell(text=readable(part)),
+            number_cell(row.ms),
+            number_cell(row.percent, 3),
+        ]
         cells.append([*line, number_cell(row.count)] if with_count else line)
     if rest:
         line = [

@@ -13,6 +13,7 @@ from reports.run_traces import Progress, read_traces, run_traces
 from reports.traces.summary import TraceSummary
 
 TRACES_ALONE = ""
+MAX_LABEL = 40
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +49,11 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     letter: str
     label: str
     entries: dict[str, Entry]
+
+    @property
+    def short_name(self) -> str:
+        """The letter, with the label if that is short enough for a sentence."""
+        return f"{self.letter} ({self.label})" if len(self.label) <= MAX_LABEL else self.letter
 
 
 def read_sides(paths: Sequence[Path], *, progress: Progress | None = None) -> list[Side]:

@@ -7,7 +7,7 @@ from reports.collective_parts import collectives
 from reports.numbers import number, quantity
 from reports.operator_parts import launches, operators
 from reports.trace_answer import Row, TraceAnswer
-from reports.trace_cells import ABSENT, MOST_RANKS, MS, SHARE, number_cell
+from reports.trace_cells import ABSENT, MOST_RANKS, MS, SHARE, number_cell, readable
 from reports.trace_memory import memory_blocks
 from reports.traces.breakdown import StepBreakdown
 from reports.waterfall_plot import waterfall_figure
@@ -89,7 +89,7 @@ def causes(answer: TraceAnswer, key: str) -> list[Block]:
 
 def _cause_row(row: Row) -> list[Cell]:
     why = ", ".join(f"{name} {number(ms, 3)} ms" for name, ms in list(row.why.items())[:3])
-    item = Cell(text=row.name.replace("_", " "), note=f"longer than others: {why}" if why else "")
+    item = Cell(text=readable(row.name), note=f"longer than others: {why}" if why else "")
     cells = [Cell(text=row.group), item, number_cell(row.ms), number_cell(row.percent, 3)]
     for end in (row.lowest, row.highest):
         if end is not None:

@@ -45,12 +45,10 @@ def verdict(facts: Facts) -> str:
     change = 100 * (after - before) / before
     times = f"{quantity(before, 's')} to {quantity(after, 's')} per {_step_name(facts.basis)}"
     if abs(change) < SAME_PERCENT:
-        opening = f"{facts.after} is as fast as {facts.before} within {SAME_PERCENT:g} % ({times})"
+        opening = f"{facts.after} is as fast as {facts.before} within {SAME_PERCENT:g} %, {times}"
     else:
         word = "slower" if change > 0 else "faster"
-        opening = (
-            f"{facts.after} is {number(abs(change), 3)} % {word} than {facts.before} ({times})"
-        )
+        opening = f"{facts.after} is {number(abs(change), 3)} % {word} than {facts.before}, {times}"
     return f"{opening}{_caution(facts)}; {cause_sentence(facts)}"
 
 

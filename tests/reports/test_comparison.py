@@ -71,7 +71,7 @@ def test_a_longer_class_is_the_cause_and_the_step_adds_up(tmp_path):
 
     assert rows[COMPUTE, "norm_pointwise"] == pytest.approx(0.25)
     assert sum(rows.values()) == pytest.approx(0.0, abs=1e-12)
-    assert comparison.verdict.startswith("B is as fast as A within 1 %")
+    assert comparison.verdict.startswith("B (b) is as fast as A (a) within 1 %")
 
 
 def test_a_late_rank_is_named_with_what_it_does_longer(tmp_path):
@@ -154,11 +154,11 @@ def test_suites_are_compared_workload_by_workload(tmp_path):
     c = runs(tmp_path / "c", slower(0.8))
     comparisons, reasons = compare_all(sides_of(a, b, c))
 
-    found = [(c.after_label, c.workload, round(c.step.percent)) for c in comparisons]
+    found = [(c.after, c.workload, round(c.step.percent)) for c in comparisons]
     assert found == [
-        ("b", "deepseek_v3_proxy", 20),
-        ("b", "muse_spark_proxy", 30),
-        ("c", "deepseek_v3_proxy", -20),
+        ("B: b", "deepseek_v3_proxy", 20),
+        ("B: b", "muse_spark_proxy", 30),
+        ("C: c", "deepseek_v3_proxy", -20),
     ]
     assert reasons == {}
 

@@ -51,19 +51,15 @@ class DeltaRuleCore(nn.Module):
 
 
 class ShortConvolution(nn.Module):
-    """silu(causal convolution) of each channel within its document, (B,S,C) to (B,S,C)."""
+    """silu(causal convolution) of each channel within its document, (B,S,C) to (B,S,C).
+
+    Where ranks hold parts of a sequence, `short_convolution` with the tokens before them replaces
+    the forward.
+    """
 
     def __init__(self, num_channels: int, width: int) -> None:
         super().__init__()
         self.weight = make_parameter(num_channels, width, init=fan_in(width))
 
-    def exchange(self, x_BSC: Tensor) -> Tensor | None:
-        """The width - 1 tokens before these, (B,width-1,C); None where these are the first.
-
-        Where ranks hold parts of the sequence they come from the rank before.
-        """
-        return None
-
     def forward(self, x_BSC: Tensor, context: Context) -> Tensor:
-        before = self.exchange(x_BSC)
-        return short_convolution(x_BSC, local(self.weight), context.positions_BS, before)
+        return short_convolution(x_BSC, local(self.weight), context.positions_BS, None)

@@ -6,6 +6,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from models.batch import Context
+from models.initialization import collect_inits, initialize
+from models.layers.gated_delta_net import GatedDeltaNet
+from models.layers.kimi_delta_attention import KimiDeltaAttention
 from models.ops import delta_rule_chunks, delta_rule_spans
 from models.ops.delta_rule import delta_rule
 from models.ops.short_convolution import short_convolution
@@ -234,3 +238,35 @@ def test_the_short_convolution_counts_its_taps() -> None:
 
     assert forward == 2 * 4 * 2 * 32 * 6
     assert counter.get_total_flops() == 4 * forward
+
+
+@pytest.mark.parametrize("kind", ["gated_delta_net", "kimi_delta_attention"])
+def test_what_a_layer_keeps_for_backward_grows_linearly(kind: str) -> None:
+    """From 4,096 to 32,768 tokens, every activation of the layer counted once."""
+    common = {"head_dim": 4, "convolution_width": 4, "norm_eps": 1e-6, "output_scale": 1.0}
+    layer = (
+        GatedDeltaNet(8, 2, num_qk_heads=1, **common)
+        if kind == "gated_delta_net"
+        else KimiDeltaAttention(8, 2, decay_rank=4, decay_bound=-5.0, **common)
+    )
+    initialize(layer, collect_inits(layer), 0)
+    weights = {parameter.data_ptr() for parameter in layer.parameters()}
+
+    def kept_bytes(S: int) -> int:
+        sizes: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            if tensor.data_ptr() not in weights:
+                storage = tensor.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        positions = torch.arange(S)[None]
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            out = layer(torch.randn(1, S, 8), Context(positions, positions, positions))
+        assert out.requires_grad
+        return sum(sizes.values())
+
+    short = kept_bytes(4096)
+    # A few values per head beside: rates, and weights in another form.
+    assert kept_bytes(32768) == pytest.approx(8 * short, rel=1e-3)

@@ -28,9 +28,11 @@ def permutation_p(before: Sequence[float], after: Sequence[float]) -> float | No
     logs = [math.log(value) for value in (*before, *after)]
     total = sum(logs)
     observed = sum(logs[len(before) :])
-    sign = 1.0 if observed / len(after) >= (total - observed) / len(before) else -1.0
-    # Sums in another order differ in the last bits: those are ties, not smaller.
-    limit = sign * observed - 1e-12 * (1 + abs(observed))
+    # Sums in another order differ in the last bits: those are ties, neither more nor less.
+    tolerance = 1e-12 * (1 + sum(map(abs, logs)))
+    more = observed / len(after) - (total - observed) / len(before)
+    sign = 1.0 if more >= -tolerance else -1.0
+    limit = sign * observed - tolerance
     as_far = sum(sign * sum(chosen) >= limit for chosen in combinations(logs, len(after)))
     return as_far / num_arrangements
 

@@ -221,7 +221,8 @@ class CompressedAttention(nn.Module):
         q = rotate_trailing(rms_norm(q, self.norm_eps), context)
         kv = rotate_trailing(self.kv_norm(self.kv_proj(x_BSD))[:, :, None], context)
         if self.compressor is None or entries is None:
-            out = self.core(q, kv, kv, context)
+            # Another view of the value: torch.compile takes no tensor twice here.
+            out = self.core(q, kv, kv.view_as(kv), context)
         else:
             table = _rotate_entries(self.compressor(x_BSD, entries), entries)
             chosen = None if self.indexer is None else self.indexer(x_BSD, latent, context, entries)

@@ -88,12 +88,13 @@ def test_flops_per_token_are_the_golden_ones_term_by_term(name: str) -> None:
     assert PRESETS[name].flops_per_token(4096).full == facts["flops_per_token_s4096_nomtp"]
 
 
-def test_ledger_equals_the_operators_of_a_step() -> None:
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_ledger_equals_the_operators_of_a_step(device: str) -> None:
     """Exactly, once what no convention counts is taken off and what nothing executes is put on."""
     config, S = DEEPSEEK_V4_PROXY, 256
-    model = build(config)
+    model = build(config, routing="balanced").to(device)
     with FlopCounterMode(display=False) as counter:
-        model(*pack([[S]], config.vocab_size)).total.backward()
+        model(*(x.to(device) for x in pack([[S]], config.vocab_size))).total.backward()
 
     layers, sparse = config.num_layers + config.num_mtp_layers, config.blocks.count(4)
     N, D, width = config.num_streams, config.dim, config.num_heads * config.head_dim

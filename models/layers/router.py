@@ -49,6 +49,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"{E} experts do not divide into {G} groups")
         if not 1 <= self.num_limited_groups <= G:
             raise ValueError(f"{self.num_limited_groups} limited groups out of {G} groups")
+        if not 1 <= self.num_group_votes <= E:
+            raise ValueError(f"a group judged by its {self.num_group_votes} best experts of {E}")
         if not 1 <= K <= self.num_limited_groups * (E // G):
             raise ValueError(
                 f"{K} experts per token out of the {self.num_limited_groups * (E // G)} experts "

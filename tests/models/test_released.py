@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from models.deepseek_v2 import DEEPSEEK_V2_16B, DEEPSEEK_V2_236B
 from models.deepseek_v3 import DEEPSEEK_V3_671B, DEEPSEEK_V3_671B_MTP1
@@ -133,3 +134,22 @@ def test_published_rates_give_the_published_tflops(
     found = tokens_per_second * config.flops_per_token(sequence_length).full / 1e12
 
     assert found == pytest.approx(tflops, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("llama3_1", {"num_heads": 3}, "3 query heads do not share 2 key/value heads"),
+        ("llama3_1", {"head_dim": 33}, "rotated in pairs: 33 is odd"),
+        ("qwen3_dense", {"num_experts_per_token": 2}, "2 experts per token of a dense network"),
+        ("qwen3", {"num_experts_per_token": 17}, "17 experts per token out of the 16"),
+        ("gpt_oss", {"window": 0}, "window 0 must be at least 1"),
+        ("muse_glimmer", {"full_attention_interval": 0}, "interval 0 must be at least 1"),
+        ("kimi_k2", {"num_dense_layers": 4}, "4 dense layers out of 3"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(
+    name: str, change: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(PROXIES[name], **change)

@@ -1,5 +1,6 @@
 """A pool of real gloo ranks that lives for the test session: torch is imported once per rank."""
 
+import gc
 import multiprocessing as mp
 import tempfile
 import traceback
@@ -71,16 +72,22 @@ def _serve(pipe: Connection, rank: int, world_size: int, store: str) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=CASE_SECONDS),
-    )
+    case_number = 0
     while True:
         case, args = pipe.recv()
+        case_number += 1
+        # Anew for each case: every mesh of a case makes groups, and each group has threads.
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{store}-{case_number}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=CASE_SECONDS),
+        )
         try:
-            pipe.send((True, case(*args)))
+            answer = (True, case(*args))
         except BaseException:
-            pipe.send((False, traceback.format_exc()))
+            answer = (False, traceback.format_exc())
+        gc.collect()
+        dist.destroy_process_group()
+        pipe.send(answer)

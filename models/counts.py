@@ -32,12 +32,15 @@ class ParameterCounts(msgspec.Struct, frozen=True, kw_only=True):
     mtp: int = 0
     """The MTP modules' own parameters: embedding and head are shared with the main model."""
     active_mtp: int = 0
+    vision: int = 0
+    """A vision tower's: they work on patches, not on tokens, and are in no active count."""
 
     @property
     def total(self) -> int:
         """Every parameter."""
         own_head = 0 if self.tied else self.head
-        return self.embedding + self.layers + self.final_norm + own_head + self.mtp
+        own = self.embedding + self.layers + self.final_norm + own_head
+        return own + self.mtp + self.vision
 
     @property
     def active(self) -> int:

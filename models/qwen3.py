@@ -50,7 +50,7 @@ class Qwen3Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The network on the default device, without values."""
         return Decoder(
             self,
-            (_block(self, routing) for _ in range(self.num_layers)),
+            (qwen3_block(self, routing) for _ in range(self.num_layers)),
             rotary=Rotary(self.head_dim, self.rope_theta),
             tied=self.tied,
         )
@@ -93,7 +93,8 @@ class Qwen3Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
 
-def _block(config: Qwen3Config, routing: str) -> Block:
+def qwen3_block(config: Qwen3Config, routing: str) -> Block:
+    """A layer of the network."""
     output_scale = residual_scale(config.num_layers)
     return Block(
         config.dim,

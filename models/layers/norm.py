@@ -1,4 +1,4 @@
-"""Root-mean-square norms: plain gain, centred gain, gain before the norm, and no gain.
+"""Norms: root mean square with plain gain, centred gain, gain before or none; layer norm.
 
 D is the normed width, the last dimension.
 """
@@ -50,6 +50,20 @@ class CentredRMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gain = (1 + self.weight.float()).to(x.dtype)
         return F.rms_norm(x, self.weight.shape, gain, self.eps)
+
+
+class LayerNorm(nn.Module):
+    """w * (x - mean) / deviation + b, with w starting at 1 and b at 0."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = make_parameter(dim, init=Ones())
+        self.bias = make_parameter(dim, init=Zeros())
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        return F.layer_norm(x, self.weight.shape, weight, bias, self.eps)
 
 
 class InputScaledRMSNorm(nn.Module):

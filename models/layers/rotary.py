@@ -48,8 +48,25 @@ def rotary_context(
     positions_BS: Tensor, dim: int, theta: float, scaling: RotaryScaling | None
 ) -> Context:
     """The context of a forward pass, with the tables of cosines and sines of its positions."""
-    frequencies = _frequencies(dim, theta, scaling, positions_BS.device)
+    frequencies = rotary_frequencies(dim, theta, scaling, positions_BS.device)
     angles_BSR = positions_BS[..., None].float() * frequencies
+    return Context(positions_BS, angles_BSR.cos(), angles_BSR.sin())
+
+
+def interleaved_context(
+    positions_BS: Tensor, axes_ABS: Tensor, theta: float, sections: tuple[int, ...]
+) -> Context:
+    """The context where pairs turn by positions on several axes (interleaved MRoPE of Qwen3-VL).
+
+    sections (A,): the number of pairs of each axis; axis a > 0 has every A-th pair from the a-th
+    on, as many as its section says, the first axis all others.
+    """
+    pairs = torch.arange(sum(sections), device=positions_BS.device)
+    turn = pairs % len(sections)
+    limits = torch.tensor(sections, device=positions_BS.device)[turn] * len(sections)
+    axis_R = turn.where(pairs < limits, 0)
+    frequencies = rotary_frequencies(2 * sum(sections), theta, None, positions_BS.device)
+    angles_BSR = axes_ABS.float()[axis_R].movedim(0, -1) * frequencies
     return Context(positions_BS, angles_BSR.cos(), angles_BSR.sin())
 
 
@@ -72,7 +89,7 @@ def rotate_halves(x_BSHD: Tensor, context: Context) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
-def _frequencies(
+def rotary_frequencies(
     dim: int, theta: float, scaling: RotaryScaling | None, device: torch.device
 ) -> Tensor:
     """(R,) float32 radians per position."""

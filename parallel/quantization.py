@@ -23,7 +23,9 @@ def quantize(model: Model) -> None:
 
 def linear_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return x (..., K) times weight (N, K), in MXFP8, (..., N)."""
-    return mxfp8_linear(x.reshape(-1, x.shape[-1]), weight).unflatten(0, x.shape[:-1])
+    # The kernels read whole rows; a latent that travelled with others is a slice of them.
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    return mxfp8_linear(rows, weight).unflatten(0, x.shape[:-1])
 
 
 def fits(linear: Linear) -> bool:

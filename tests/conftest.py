@@ -32,3 +32,11 @@ def four_ranks() -> Iterator[RankPool]:
     pool = RankPool(4)
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def eight_ranks() -> Iterator[RankPool]:
+    """Eight gloo ranks."""
+    pool = RankPool(8)
+    yield pool
+    pool.close()

@@ -33,9 +33,14 @@ FOUR_RANKS: list[dict[str, Any]] = [
     {"cp": 4},
     {"cp": 2, "ep": 4},
     {"cp": 2, "dp_replicate": 2, "context": "ulysses"},
-    {"cp": 2, "pp": 2, "microbatches": 2},
+    {"tp": 2, "pp": 2, "microbatches": 4, "schedule": "ZBVZeroBubble", "stages_per_rank": 2},
+    {"cp": 2, "pp": 2, "microbatches": 4, "schedule": "Interleaved1F1B", "stages_per_rank": 2},
     {"cp": 2, "tp": 2},
     {"cp": 2, "tp": 2, "ep": 2},
+]
+EIGHT_RANKS: list[dict[str, Any]] = [
+    {"tp": 2, "cp": 2, "pp": 2, "microbatches": 2},
+    {"tp": 2, "cp": 2, "ep": 8},
 ]
 SMOOTH = Training(epsilon=1e-3)
 """AdamW whose update is proportional to small gradients.
@@ -99,6 +104,14 @@ def test_four_ranks_equal_one(
     assert_same(steps, reference, relative=TOLERANCE[model])
 
 
+@pytest.mark.parametrize("plan", EIGHT_RANKS, ids=str)
+def test_eight_ranks_equal_one(
+    eight_ranks: RankPool, reference: Steps, model: str, documents: str, plan: dict[str, Any]
+) -> None:
+    steps = eight_ranks.run(train, smooth(model, 8, data=documents, **plan))
+    assert_same(steps, reference, relative=TOLERANCE[model])
+
+
 @pytest.mark.parametrize("plan", [{"tp": 2}, {"cp": 2}, {"cp": 2, "context": "ulysses"}], ids=str)
 def test_first_step_is_equal_to_rounding(
     one_rank: RankPool, two_ranks: RankPool, model: str, plan: dict[str, Any]
@@ -120,12 +133,15 @@ def test_same_seed_and_plan_give_the_same_bits(
     assert first[0] == first[1]
 
 
-def test_mxfp8_products_divide_over_tensor_ranks(one_rank: RankPool, two_ranks: RankPool) -> None:
+@pytest.mark.parametrize("plan", [{"tp": 2}, {"cp": 2}, {"cp": 2, "context": "ulysses"}], ids=str)
+def test_mxfp8_products_divide(
+    one_rank: RankPool, two_ranks: RankPool, plan: dict[str, Any]
+) -> None:
     """Rows and columns are cut between blocks of 32: the same values are quantized alike."""
     mxfp8 = Precision(compute="bfloat16", quantization="mxfp8")
 
     alone = one_rank.run(train, tiny("deepseek_v3", 1, precision=mxfp8), 1)
-    divided = two_ranks.run(train, tiny("deepseek_v3", 2, precision=mxfp8, tp=2), 1)
+    divided = two_ranks.run(train, tiny("deepseek_v3", 2, precision=mxfp8, **plan), 1)
 
     assert divided[0][0][:2] == pytest.approx(alone[0][0][:2], rel=1e-3)
 

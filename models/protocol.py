@@ -101,6 +101,8 @@ class Model(nn.Module, ABC):
     """MTP modules, called as module(x_BSD, embedding_BSD, context); may be empty."""
     head: OutputHead | None
     mtp_loss_weight: float = 0.0
+    indivisible: str = ""
+    """Why pipeline stages cannot divide the network; empty where they can."""
 
     @abstractmethod
     def context(self, positions_BS: Tensor) -> Context:
@@ -130,6 +132,10 @@ class Model(nn.Module, ABC):
     def stream_width(self) -> int:
         """Width of x_BSD between layers; a family may have several streams side by side."""
         return self.config.dim
+
+    def num_streams(self, layer: int) -> int:
+        """Tensors of the state that enters `layer`; a family may keep earlier states beside x."""
+        return 1
 
     def stream_dtype(self, compute_dtype: torch.dtype) -> torch.dtype:
         """The dtype of x_BSD between layers; a family may keep it in float32."""

@@ -10,6 +10,7 @@ from models.layers.delta_rule import DeltaRuleCore
 from models.protocol import Model
 from parallel.context import sequence_mixers
 from parallel.plan import ParallelPlan
+from parallel.schedules import RULES
 from parallel.tensor import PlannedLayer, planned_layers
 
 
@@ -17,13 +18,16 @@ def check_layout(model: Model, plan: ParallelPlan) -> None:
     """Raise ``ValueError`` unless tensor and context ranks divide what they have to divide.
 
     The message has the numbers and the nearest smaller size of the axis that would fit. Nor may a
-    pipeline part an embedding from the head that it also is.
+    backward in two parts meet a weight at both ends of a stage: torch would go through the stage
+    for that weight and find it gone for the others.
     """
-    if plan.pp > 1 and model.ties_embedding:
+    if plan.pp > 1 and RULES[plan.schedule].splits_backward and model.ties_embedding and model.mtp:
         raise ValueError(
-            f"plan.pp={plan.pp}: the embedding is also the head, and one stage must hold both; "
-            "plan.pp=1 works"
+            f"plan.schedule={plan.schedule}: the MTP modules take the embedding that is also the "
+            "head, which a backward in two parts does not allow; plan.schedule=Interleaved1F1B does"
         )
+    if plan.pp > 1 and model.indivisible:
+        raise ValueError(f"plan.pp={plan.pp}: {model.indivisible}; plan.pp=1 works")
     if plan.tp > 1:
         _check_plans(model, plan.tp)
         _check_divides("tp", plan.tp, list(_tensor_sizes(model)))

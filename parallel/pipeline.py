@@ -210,7 +210,8 @@ class _StageForward:
         """Return the state after the stage, or the losses as a plain tuple."""
         state = self.model.advance(state, tokens_BS, positions_BS)
         if self.model.head is None:
-            return state
+            # torch detaches in place what a stage returns, which a view does not allow.
+            return tuple(x.clone() if x._is_view() else x for x in state)
         return tuple(self.model.losses(state, labels_BS, positions_BS))
 
 

@@ -51,7 +51,8 @@ def part_costs(model: Model, sequence_length: int) -> dict[str, PartCost]:
     blocks = dict(model.blocks())
     heads = 1 + len(model.mtp)
     costs = {"embedding": PartCost(2 * model.config.dim)}
-    for name, block in blocks.items():
+    for name in part_names(model.config)[1:-1]:
+        block = blocks[name]
         costs[name] = PartCost(2 * _active_parameters(block), _attention(block, sequence_length))
     costs["head"] = PartCost(2 * heads * sum(p.numel() for p in model.head.parameters()))
     assert list(costs) == part_names(model.config)
@@ -160,7 +161,6 @@ class Placement(NamedTuple):
 
 def place(model: Model, num_stages: int, sequence_length: int) -> Placement:
     """Balance the parts of a whole meta-device model over ``num_stages`` stages."""
-    assert num_stages == 1 or not model.ties_embedding, "check_layout refuses it"
     costs = part_costs(model, sequence_length)
     names = list(costs)
     ranges = split([cost.total for cost in costs.values()], num_stages)
@@ -173,8 +173,8 @@ def cut(model: Model, placement: Placement, index: int) -> StageModel:
     stages = placement.stages
     _keep_parts(model, stages[index], embedding=placement.needs_embedding(index))
     last = index == len(stages) - 1
-    leaves = None if last else boundary(model.config, stages[index + 1][0])
-    return StageModel(index, model, boundary(model.config, stages[index][0]), leaves)
+    leaves = None if last else boundary(model, stages[index + 1][0])
+    return StageModel(index, model, boundary(model, stages[index][0]), leaves)
 
 
 def describe_parts(placement: Placement) -> str:
@@ -217,11 +217,12 @@ def _keep_parts(model: Model, kept: Sequence[str], *, embedding: bool) -> None:
         model.head = None
 
 
-def boundary(config: ModelConfig, first_part: str) -> Boundary:
+def boundary(model: Model, first_part: str) -> Boundary:
     """Return what enters a stage that begins with ``first_part``; see ``models.protocol.State``."""
-    passed = part_names(config).index(first_part) - 1 - config.num_layers
+    index = part_names(model.config).index(first_part)
+    passed = index - 1 - model.config.num_layers
     if first_part == "embedding":
         return Boundary(0, 0)
     if passed <= 0:
-        return Boundary(1, 0)
+        return Boundary(model.num_streams(index - 1), 0)
     return Boundary(0 if first_part == "head" else 1, passed + 1)

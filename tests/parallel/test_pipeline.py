@@ -11,7 +11,7 @@ from parallel.plan import ParallelPlan
 from parallel.schedules import RULES, Schedule
 from tests.parallel.cases import count_collectives, tiny, train
 from tests.rank_pool import RankPool
-from workloads.workload import Workload
+from workloads.workload import Precision, Workload
 
 pytestmark = pytest.mark.distributed
 Steps = list[tuple[float, float, float]]
@@ -115,6 +115,22 @@ def test_microbatches_flow_as_one_rank_accumulates_them(
     (expected,) = one_rank.run(train, workload(model, 1, microbatches=num_microbatches))
 
     assert_same(two_ranks.run(train, pipelined(model, 2, microbatches=num_microbatches)), expected)
+
+
+@pytest.mark.parametrize("plan", [SCHEDULES[1], SCHEDULES[-1]], ids=str)
+def test_bfloat16_crosses_the_boundaries_in_the_dtype_of_the_stream(
+    one_rank: RankPool, two_ranks: RankPool, model: str, plan: dict[str, Any]
+) -> None:
+    """Muse Spark's stream is float32 also then. Gradients of microbatches are added in bfloat16."""
+    (expected,) = one_rank.run(
+        train, replace(workload(model, 1, microbatches=MICROBATCHES), precision=Precision()), 1
+    )
+
+    ranks = two_ranks.run(train, replace(pipelined(model, 2, **plan), precision=Precision()), 1)
+
+    assert ranks[0] == ranks[1]
+    assert ranks[0][0] == pytest.approx(expected[0], rel=2e-3)
+    assert ranks[0][0][:2] == pytest.approx(expected[0][:2], rel=1e-6)
 
 
 @pytest.mark.parametrize("plan", SCHEDULES, ids=str)

@@ -2,9 +2,8 @@
 
 from reports.blocks import Cell, Column, Table, Tone
 from reports.changes import Change, Changes
-from reports.numbers import short
+from reports.numbers import short, whole
 from reports.trace_cells import readable
-from reports.verdict import calls
 
 ABSENT = Cell(text="absent", tone="muted")
 COUNT_UNIT = "before \u2192 after, per step and rank"
@@ -83,6 +82,6 @@ def _change_row(row: Change, has_group: bool, swapped: bool, with_count: bool) -
     cells += [percent_cell(row.percent), percent_cell(row.share_percent)]
     if with_count:
         ends = (row.count_before, row.count_after)
-        text = " \u2192 ".join("absent" if end is None else calls(end) for end in ends)
+        text = " \u2192 ".join("absent" if end is None else whole(end) for end in ends)
         cells.append(Cell(text=text if ends != (None, None) else ""))
     return cells

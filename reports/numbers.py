@@ -32,6 +32,11 @@ def short(value: float, digits: int = 4) -> str:
     return f"{value:,.3f}" if len(text.partition(".")[2]) > 3 else text
 
 
+def whole(count: float) -> str:
+    """Return a count per step: without decimals if it has none."""
+    return f"{count:,.0f}" if count == int(count) else number(count, 3)
+
+
 def as_published(value: float) -> str:
     """Return a figure that others published: as it stands, at most three decimals."""
     return f"{value:,.3f}".rstrip("0").removesuffix(".")

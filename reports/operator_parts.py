@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from reports.blocks import Block, Cell, Column, Table
 from reports.numbers import number
 from reports.trace_answer import Row, TraceAnswer
-from reports.trace_cells import COUNT, MS, SHARE, number_cell, readable
+from reports.trace_cells import COUNT, MS, SHARE, count_cell, number_cell, readable
 
 MOST_ROWS = 25
 
@@ -53,7 +53,7 @@ def rows_table(
             number_cell(row.ms),
             number_cell(row.percent, 3),
         ]
-        cells.append([*line, number_cell(row.count)] if with_count else line)
+        cells.append([*line, count_cell(row.count)] if with_count else line)
     if rest:
         line = [
             Cell(text=f"{len(rest)} others"),

@@ -1,7 +1,7 @@
 """Cells and columns that all parts about traces share."""
 
 from reports.blocks import Cell, Column, Tone
-from reports.numbers import short
+from reports.numbers import short, whole
 from reports.traces.classify import CLASSES
 from reports.traces.memory import KINDS
 
@@ -24,3 +24,8 @@ def number_cell(value: float | None, digits: int = 4, note: str = "", tone: Tone
     if value is None:
         return ABSENT
     return Cell(text=short(value, digits), value=value, note=note, tone=tone)
+
+
+def count_cell(count: float | None) -> Cell:
+    """Return a count, whole if it is; nothing for what is no event."""
+    return Cell(text="") if count is None else Cell(text=whole(count), value=count)

@@ -10,7 +10,7 @@ from reports.traces.summary import RankSummary, TraceSummary, overall
 
 Key = tuple[str, str]
 
-UNLINKED = "work not linked to an operator, less what runs side by side"
+UNLINKED = "work of no operator, less copies and what runs side by side"
 
 
 def num_rank_steps(traces: TraceSummary) -> int:

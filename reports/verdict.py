@@ -16,7 +16,7 @@ from reports.account import (
     Line,
 )
 from reports.changes import Change, Changes
-from reports.numbers import number, quantity
+from reports.numbers import number, quantity, whole
 from reports.permutation import ALPHA
 
 SAME_PERCENT = 1.0
@@ -146,13 +146,8 @@ def _calls(row: Change) -> str:
     if row.count_before is None or row.count_after is None:
         return f", {row.state}" if row.state != "both" else ""
     if row.count_before == row.count_after:
-        return f", {calls(row.count_after)} calls as before"
-    return f", {calls(row.count_before)} to {calls(row.count_after)} calls"
-
-
-def calls(count: float) -> str:
-    """Return a number of calls, whole if it is."""
-    return f"{count:,.0f}" if count == int(count) else number(count, 3)
+        return f", {whole(row.count_after)} calls as before"
+    return f", {whole(row.count_before)} to {whole(row.count_after)} calls"
 
 
 def _collective_evidence(collectives: Changes, row: Change) -> str:

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.errors import NotComparableError, UsageError
@@ -38,6 +38,7 @@ def runs(folder, *records):
     return folder
 
 
+@settings(deadline=None)
 @given(TABLES, TABLES, st.integers(1, 4))
 def test_rows_add_up_to_the_whole_however_many_are_shown(before, after, most):
     table = changes(before, after, most=most)

@@ -8,7 +8,7 @@ import msgspec
 from parallel.schedules import RULES, Schedule, check_schedule, stages_of_rank
 
 Remat = Literal["none", "full", "selective"]
-Compile = Literal["none", "block"]
+Compile = Literal["none", "local", "block"]
 ContextMethod = Literal["gather", "ulysses"]
 SIZES = ("pp", "dp_replicate", "cp", "tp", "ep", "microbatches", "stages_per_rank")
 DEFAULT_SCHEDULE: Schedule = "1F1B"

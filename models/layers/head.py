@@ -45,6 +45,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         weights_T: Tensor,
         scaling: LogitScaling,
         shard: VocabularyShard,
+        steps: "ChunkSteps",
         chunk_tokens: int,
         with_gradients: bool,
         keep_gradients: bool,
@@ -56,13 +57,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(labels_T), chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
             h_CD, labels_C = hidden_TD[chunk], labels_T[chunk]
-            logits_CV = _logits(h_CD, weight_VD, scaling)
+            logits_CV = steps.logits(h_CD, weight_VD, scaling)
             rows_C = labels_C - shard.first_row
-            log_sums_C, found_C = _log_sums_and_targets(logits_CV, rows_C, shard)
+            log_sums_C, found_C = steps.log_sums_and_targets(logits_CV, rows_C, shard)
             valid_C = labels_C != IGNORE
             losses_T[chunk] = (log_sums_C - found_C) * valid_C
             if dhidden_TD is not None and dweight_VD is not None:
-                dproduct_CV = _product_gradient(
+                dproduct_CV = steps.product_gradient(
                     logits_CV, log_sums_C, rows_C, weights_T[chunk] * valid_C, scaling
                 ).to(weight_VD.dtype)
                 torch.mm(dproduct_CV, weight_VD, out=dhidden_TD[chunk])
@@ -84,7 +85,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if not ctx.keep_gradients:
             # Nobody else holds them, so that the weight's can become its .grad without a copy.
             ctx.dhidden_TD = ctx.dweight_VD = None
-        return *gradients, *(None,) * 7
+        return *gradients, *(None,) * 8
 
 
 class OutputHead(nn.Module):
@@ -104,6 +105,7 @@ class OutputHead(nn.Module):
         self.chunk_tokens = chunk_tokens
         self.scaling = scaling
         self.shard = VocabularyShard()
+        self.steps = ChunkSteps()
         self.keep_gradients = False
         """Whether backward runs twice with one gradient: for the input, later for the weight."""
 
@@ -131,6 +133,7 @@ class OutputHead(nn.Module):
             weights_T,
             self.scaling,
             self.shard,
+            self.steps,
             self.chunk_tokens,
             needed,
             self.keep_gradients,
@@ -199,3 +202,15 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         torch.addmm(total, a, b, out=total)
     else:
         total.add_(torch.mm(a, b))
+
+
+class ChunkSteps(NamedTuple):
+    """The pointwise steps of a chunk; compiled ones can stand in for them."""
+
+    logits: Callable[[Tensor, Tensor, LogitScaling], Tensor] = _logits
+    log_sums_and_targets: Callable[[Tensor, Tensor, VocabularyShard], tuple[Tensor, Tensor]] = (
+        _log_sums_and_targets
+    )
+    product_gradient: Callable[[Tensor, Tensor, Tensor, Tensor, LogitScaling], Tensor] = (
+        _product_gradient
+    )

@@ -16,6 +16,8 @@ from models.deepseek_v4 import (
 from models.layers.hyper_connections import doubly_stochastic
 from models.layers.router import hashed_experts
 from models.protocol import Model
+from parallel.check import check_layout
+from parallel.plan import ParallelPlan
 from tests.models.helpers import build, pack, relative_error
 from tests.models.model_facts import LENGTHS, facts_of
 
@@ -338,3 +340,14 @@ def test_numbers_that_do_not_fit_are_refused_and_named(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         replace(DEEPSEEK_V4_FLASH, **change)
+
+
+@pytest.mark.parametrize(
+    ("axis", "reason"),
+    [("tp", "does not divide the 1 heads of layers.0.attention"), ("cp", "tokens of layers.1")],
+)
+def test_a_plan_that_would_divide_a_sequence_is_refused(axis: str, reason: str) -> None:
+    with torch.device("meta"):
+        model = DEEPSEEK_V4_PROXY.build()
+    with pytest.raises(ValueError, match=reason):
+        check_layout(model, ParallelPlan(**{axis: 2}))

@@ -19,6 +19,8 @@ from models.qwen3_vl import (
     place_images,
     synthetic_patches,
 )
+from parallel.check import check_layout
+from parallel.plan import ParallelPlan
 from tests.models.helpers import build, pack, relative_error
 from tests.models.model_facts import LENGTHS, facts_of
 
@@ -363,3 +365,31 @@ def test_numbers_that_do_not_fit_are_refused_and_named(
 def test_towers_that_do_not_fit_are_refused_and_named(change: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(QWEN3_VL_8B.vision, **change)
+
+
+def test_a_layer_of_the_tower_compiles_whole_and_computes_the_same() -> None:
+    batch = pack([[140]], DENSE.vocab_size)
+    eager, compiled = build(DENSE), build(DENSE)
+    compiled.vision.layers[1].compile(backend="aot_eager", fullgraph=True)
+    for model in (eager, compiled):
+        model(*batch).total.backward()
+
+    for mine, other in zip(compiled.parameters(), eager.parameters(), strict=True):
+        assert relative_error(mine.grad, other.grad) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("axis", "reason"),
+    [
+        ("tp", "vision.layers.0 does not say which heads"),
+        ("cp", "vision.layers.0 meet in a way"),
+        ("pp", "an image's features are needed in several layers"),
+    ],
+)
+def test_a_plan_that_would_divide_a_sequence_or_the_layers_is_refused(
+    axis: str, reason: str
+) -> None:
+    with torch.device("meta"):
+        model = QWEN3_VL_PROXY.build()
+    with pytest.raises(ValueError, match=reason):
+        check_layout(model, ParallelPlan(**{axis: 2, "microbatches": 2}))

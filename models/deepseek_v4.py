@@ -16,7 +16,6 @@ from torch import Tensor
 
 from models.batch import Context
 from models.counts import (
-    AttentionLayers,
     FlopsLedger,
     ParameterCounts,
     entry_attention_term,
@@ -32,6 +31,7 @@ from models.layers.compressed_attention import (
 )
 from models.layers.compression import map_entries
 from models.layers.feed_forward import FeedForward, clamped_swiglu
+from models.layers.gqa import gqa_layers
 from models.layers.hyper_connections import (
     CollapsingNorm,
     StreamConfig,
@@ -43,9 +43,6 @@ from models.layers.rotary import Yarn, rotary_context
 from models.layers.router import Router, RouterConfig
 from models.layers.stream_block import StreamBlock, StreamMTPBlock
 
-SPARSE_BLOCK = 4
-HEAVY_BLOCK = 128
-
 
 class DeepSeekV4Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The numbers of a DeepSeek V4 network. ValueError where they do not fit together."""
@@ -54,9 +51,9 @@ class DeepSeekV4Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     dim: int
     num_layers: int
     blocks: tuple[int, ...]
-    """Tokens of an entry in each layer: 0 for a window alone, sparse_block or heavy_block."""
-    sparse_block: int = SPARSE_BLOCK
-    heavy_block: int = HEAVY_BLOCK
+    """Tokens of an entry in each layer, 0 for a window alone; beyond num_layers not used."""
+    sparse_block: int = 4
+    heavy_block: int = 128
     num_heads: int
     head_dim: int = 512
     rope_dim: int = 64
@@ -89,7 +86,7 @@ class DeepSeekV4Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def __post_init__(self) -> None:
         kinds = {0, self.sparse_block, self.heavy_block}
-        if len(self.blocks) != self.num_layers or not kinds.issuperset(self.blocks):
+        if len(self.blocks) < self.num_layers or not kinds.issuperset(self.blocks):
             raise ValueError(
                 f"blocks has {len(self.blocks)} entries for {self.num_layers} layers, each one of "
                 f"{', '.join(map(str, sorted(kinds)))}"
@@ -100,6 +97,11 @@ class DeepSeekV4Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise ValueError(f"{self.num_mtp_layers} MTP layers, {self.num_streams} streams")
         self.attention(0)
         self.router()
+
+    @property
+    def layer_blocks(self) -> tuple[int, ...]:
+        """Tokens of an entry in each of the layers that there are."""
+        return self.blocks[: self.num_layers]
 
     def build(self, routing: str = "learned") -> "DeepSeekV4":
         """The network on the default device, without values."""
@@ -147,7 +149,7 @@ class DeepSeekV4Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         routed, active = self.num_experts * expert, self.num_experts_per_token * expert
         connections = 2 * hyper_connection_parameters(self.dim, self.num_streams)
         common = connections + 2 * self.dim + self.dim * self.num_experts + expert
-        attention = sum(self.attention(block).num_parameters for block in self.blocks)
+        attention = sum(self.attention(block).num_parameters for block in self.layer_blocks)
         final_norm = self.dim + collapsing_parameters(self.dim, self.num_streams)
         mtp = 2 * self.dim * self.dim + 2 * self.dim + final_norm
         mtp += self.attention(0).num_parameters + common
@@ -163,22 +165,19 @@ class DeepSeekV4Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def flops_per_token(self, sequence_length: int) -> FlopsLedger:
         """FLOPs of forward and backward for one token, term by term."""
-        window = AttentionLayers(
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            qk_head_dim=self.head_dim,
-            v_head_dim=self.head_dim,
-            window=self.window,
+        num_layers, window = self.num_layers, self.window
+        _, windows = gqa_layers(
+            self.num_heads, self.head_dim, num_full=0, num_windowed=num_layers, window=window
         )
         ledger = flops_ledger(
             self.counts(),
             sequence_length=sequence_length,
-            attention=[window],
-            mtp_attention=replace(window, num_layers=self.num_mtp_layers),
+            attention=[windows],
+            mtp_attention=replace(windows, num_layers=self.num_mtp_layers),
         )
         terms = dict(ledger.terms)
         for block in (self.sparse_block, self.heavy_block):
-            kinds = self.attention(block).entry_layers(self.blocks.count(block))
+            kinds = self.attention(block).entry_layers(self.layer_blocks.count(block))
             terms |= {name: entry_attention_term(kinds[name], sequence_length) for name in kinds}
         return replace(ledger, terms=terms)
 
@@ -191,7 +190,7 @@ class DeepSeekV4(Decoder):
             config,
             (
                 _block(config, tokens, hashed=layer < config.num_hashed_layers, routing=routing)
-                for layer, tokens in enumerate(config.blocks)
+                for layer, tokens in enumerate(config.layer_blocks)
             ),
             rotary=Rotary(config.rope_dim, config.rope_theta),
             mtp=(
@@ -220,7 +219,7 @@ class DeepSeekV4(Decoder):
         rotation = config.rope_dim, config.compressed_rope_theta, yarn
         stretched = rotary_context(positions_BS, *rotation)
         family = {0: Compressed(plain)}
-        for block in {*config.blocks} - {0}:
+        for block in {*config.layer_blocks} - {0}:
             family[block] = Compressed(stretched, map_entries(positions_BS, block, *rotation))
         return plain._replace(family=family)
 
@@ -249,7 +248,7 @@ def _mixture(config: DeepSeekV4Config, hashed: bool, routing: str, output_scale:
 DEEPSEEK_V4_FLASH = DeepSeekV4Config(
     dim=4096,
     num_layers=43,
-    blocks=(0, 0, *(SPARSE_BLOCK, HEAVY_BLOCK) * 20, SPARSE_BLOCK),
+    blocks=(0, 0, *(4, 128) * 20, 4),
     num_heads=64,
     q_lora_rank=1024,
     num_output_groups=8,
@@ -262,7 +261,7 @@ DEEPSEEK_V4_FLASH = DeepSeekV4Config(
 DEEPSEEK_V4_PRO = DeepSeekV4Config(
     dim=7168,
     num_layers=61,
-    blocks=(HEAVY_BLOCK, HEAVY_BLOCK, *(SPARSE_BLOCK, HEAVY_BLOCK) * 29, SPARSE_BLOCK),
+    blocks=(128, 128, *(4, 128) * 29, 4),
     num_heads=128,
     q_lora_rank=1536,
     num_output_groups=16,

@@ -90,6 +90,14 @@ def test_flops_per_token_are_the_golden_ones_term_by_term(name: str) -> None:
     assert PRESETS[name].flops_per_token(4096).full == facts["flops_per_token_s4096_nomtp"]
 
 
+def test_fewer_layers_are_the_first_ones() -> None:
+    cut, whole = replace(DEEPSEEK_V4_FLASH, num_layers=4), DEEPSEEK_V4_FLASH
+    shorter = replace(whole, num_layers=4, blocks=(0, 0, 4, 128))
+
+    assert cut.counts() == shorter.counts()
+    assert cut.flops_per_token(8192) == shorter.flops_per_token(8192)
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_ledger_equals_the_operators_of_a_step(device: str) -> None:
     """Exactly, once what no convention counts is taken off and what nothing executes is put on."""
@@ -326,7 +334,7 @@ def test_a_token_id_has_different_experts_and_all_experts_have_tokens() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_layers": 42}, "blocks has 43 entries for 42 layers"),
+        ({"num_layers": 44}, "blocks has 43 entries for 44 layers"),
         ({"heavy_block": 64}, "each one of 0, 4, 64"),
         ({"num_output_groups": 7}, "64 heads do not divide into 7 output groups"),
         ({"rope_dim": 63}, "63 of 512 dimensions"),

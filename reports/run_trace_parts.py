@@ -11,8 +11,8 @@ from reports.trace_parts import causes, coverage, memory, picture, ranks, waterf
 from reports.waterfall import run_waterfall
 
 PROFILED_TEXT = (
-    "The profiler slows the step that it records: shares are of that step, the measured times are "
-    "shorter."
+    "The profiler slows the step that it records: these shares are of that step, the measured "
+    "times are without it."
 )
 
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 from reports.account import item_title
 from reports.blocks import Figure
 from reports.changes import Changes
-from reports.numbers import fitting_unit, number
+from reports.numbers import number
 from reports.svg import INK, SERIES, WIDTH, Canvas
 from reports.waterfall import Bar, Kind, Waterfall
 
@@ -44,8 +44,7 @@ class _Row(Struct, frozen=True, kw_only=True):
 
 def waterfall_figure(waterfall: Waterfall, key: str) -> Figure:
     """Return the picture of a waterfall, in a version for phones and one for wide screens."""
-    size, unit = fitting_unit([waterfall.total_ms / 1e3], "s")
-    scale = 1e-3 / size
+    unit, scale = _unit(waterfall.total_ms)
     rows, level = [], 0.0
     for bar in _merged(waterfall):
         share = 100 * bar.ms / waterfall.total_ms
@@ -63,6 +62,11 @@ def waterfall_figure(waterfall: Waterfall, key: str) -> Figure:
         caption=f"{unit} per step, mean over ranks, and share of the step. {_basis(waterfall)}",
         words=", ".join(f"{row.label} {row.text}" for row in rows),
     )
+
+
+def _unit(longest_ms: float) -> tuple[str, float]:
+    """Return the unit of a picture and what a value in ms is multiplied with."""
+    return ("s", 1e-3) if longest_ms >= MILLISECONDS_BELOW else ("ms", 1.0)
 
 
 def _basis(waterfall: Waterfall) -> str:
@@ -98,8 +102,7 @@ def _row(label: str, level: float, ms: float, color: str, text: str, scale: floa
 
 def change_figure(changes: Changes, before: str, after: str, key: str) -> Figure:
     """Return the picture of a step time's change: from one total over its causes to the other."""
-    longest = max(changes.before, changes.after)
-    unit, scale = ("s", 1e-3) if longest >= MILLISECONDS_BELOW else ("ms", 1.0)
+    unit, scale = _unit(max(changes.before, changes.after))
     rows = [_total(before, changes.before, unit, scale)]
     level = changes.before
     visible = SMALL * max((abs(row.change) for row in changes.rows), default=0.0) * 3

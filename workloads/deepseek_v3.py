@@ -23,7 +23,9 @@ def deepseek_v3_671b_mtp1_mxfp8() -> Workload:
         data="synthetic",
         routing="balanced",
         precision=Precision(quantization="mxfp8"),
-        plan=ParallelPlan(ep=64, remat="selective"),
+        # Two pipeline stages are published, the rest of the layout is not: one sequence to a
+        # microbatch on 512 devices.
+        plan=ParallelPlan(pp=2, ep=64, microbatches=60, remat="selective"),
         training=Training(learning_rate=2.2e-4),
         reference="deepseek_v3_671b",
     )

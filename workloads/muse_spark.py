@@ -17,7 +17,8 @@ def muse_spark_192k() -> Workload:
         global_batch_size=512,
         data="synthetic",
         routing="balanced",
-        plan=ParallelPlan(ep=64, remat="full"),
+        # Not published either: a sequence over 8 devices, one sequence to a microbatch on 512.
+        plan=ParallelPlan(cp=8, ep=64, microbatches=8, remat="full"),
         training=Training(learning_rate=2.2e-4),
         reference="muse_spark",
     )

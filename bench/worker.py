@@ -112,7 +112,13 @@ class Session:
 
     def profile(self) -> None:
         """Run one step under the profiler."""
-        with ProfilerWindow(self.run_folder, self.rank, self.trainer.device) as window:
+        metadata = {
+            "run_id": self.run_folder.name,
+            "workload": self.spec.workload,
+            "set": self.spec.set,
+            "step": self.next_step,
+        }
+        with ProfilerWindow(self.run_folder, self.rank, self.trainer.device, metadata) as window:
             self.run_step("profiled")
         self.instruments["profiler"] = window.report()
 

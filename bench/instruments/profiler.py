@@ -4,6 +4,7 @@ Each rank reduces its own trace to a summary beside it, so that nothing central 
 the traces of all ranks.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from bench.record import write_atomic
 from reports.run_traces import TRACES_FOLDER, summary_path
 from reports.traces.problems import TraceError
 from reports.traces.reduce import reduce_trace
+from reports.traces.sanitize import sanitize_metadata
 from reports.traces.summary import RankSummary, overall
 
 
@@ -23,9 +25,17 @@ class ProfilerWindow:
     """A context manager that records its body and writes ``traces/rank<N>.json.gz``.
 
     All ranks begin together: what one of them spends on starting the profiler is not in the trace.
+    ``metadata`` goes into the trace under ``titanbench``, in a form that leaves it valid JSON.
     """
 
-    def __init__(self, run_folder: Path, rank: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        run_folder: Path,
+        rank: int,
+        device: torch.device,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._metadata = sanitize_metadata(dict(metadata or {}))
         self.path = run_folder / TRACES_FOLDER / f"rank{rank}.json.gz"
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
@@ -44,6 +54,7 @@ class ProfilerWindow:
         if dist.is_initialized():
             dist.barrier()
         self._profile.step()
+        self._profile.add_metadata_json("titanbench", self._metadata)
         return self
 
     def __exit__(self, *error: object) -> None:

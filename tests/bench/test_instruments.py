@@ -93,11 +93,14 @@ def test_flops_of_products_forward_and_backward() -> None:
 
 def test_trace_is_valid_json_of_the_window_alone(tmp_path: Path) -> None:
     torch.ones(2).sin()
-    with ProfilerWindow(tmp_path, 3, CPU) as window:
+    # torch writes metadata as it is: a quote or a backslash would make the file invalid JSON.
+    metadata = {"run_id": 'a "quoted\\ run', "set": ["plan.ep=2"], "loss": float("nan")}
+    with ProfilerWindow(tmp_path, 3, CPU, metadata) as window:
         torch.ones(2).cos()
 
     assert window.report()["trace"] == "traces/rank3.json.gz"
     trace = json.loads(gzip.decompress((tmp_path / "traces/rank3.json.gz").read_bytes()))
+    assert trace["titanbench"]["set"] == ["plan.ep=2"]
     names = {event.get("name") for event in trace["traceEvents"]}
     assert "aten::cos" in names
     assert "aten::sin" not in names

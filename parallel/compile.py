@@ -28,4 +28,5 @@ def compile_model(model: Model, policy: Compile, *, backend: str = "inductor") -
                 module.compile(backend=backend)
         if model.head is not None:
             steps = model.head.steps
-            model.head.steps = ChunkSteps(*(torch.compile(f, backend=backend) for f in steps))
+            compiled = (torch.compile(step, backend=backend) for step in steps)
+            model.head.steps = ChunkSteps._make(compiled)

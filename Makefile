@@ -1,6 +1,7 @@
 # make install, bench, test, check, perf, clean. CI calls check and test.
 
 PYTHON ?= python3
+TEST_PROCESSES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -19,7 +20,7 @@ bench: install
 	$(BIN)/python run_bench.py run workloads/suites/quick.yaml --output runs
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
 check: install
 	$(BIN)/ruff check .

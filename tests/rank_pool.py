@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 CASE_SECONDS = 120
+CASES_PER_PROCESS = 25
+"""Groups that a case made outlive it in torch's caches of meshes, each with threads and sockets."""
 
 
 class RankPool:
@@ -20,6 +22,7 @@ class RankPool:
         self.world_size = world_size
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
+        self._num_cases = 0
 
     def run(self, case: Callable[..., Any], *args: Any) -> list[Any]:
         """Call ``case(*args)`` on every rank and return the results in rank order.
@@ -27,8 +30,11 @@ class RankPool:
         Raises AssertionError with the first failing rank's traceback; the pool then starts anew,
         since the other ranks may wait for a collective that never comes.
         """
+        if self._num_cases == CASES_PER_PROCESS:
+            self.close()
         if not self._processes:
             self._start()
+        self._num_cases += 1
         for pipe in self._pipes:
             pipe.send((case, args))
         results = [self._receive(pipe) for pipe in self._pipes]
@@ -44,6 +50,7 @@ class RankPool:
             process.kill()
             process.join()
         self._processes, self._pipes = [], []
+        self._num_cases = 0
 
     @staticmethod
     def _receive(pipe: Connection) -> tuple[bool, Any]:

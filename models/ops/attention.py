@@ -37,7 +37,13 @@ def attention(
     The queries are those of the last S of the Sk tokens: context parallelism has more keys.
     A query sees itself and the keys before it in its document, the last `window` of them at most
     (0: all). Returns out (B,S,H,Dv) and the log-sum-exp of the scores (B,H,S) in float32.
+
+    Positions of more than Sk tokens, S more at least, say that the keys are those of the first Sk:
+    a part of what the queries see, without a window. A query that sees none of it has an output
+    of zero and a log-sum-exp of minus infinity.
     """
+    beyond = positions.shape[1] - k.shape[1]
+    assert beyond == 0 or (beyond >= q.shape[1] and not window), "keys end amid the queries"
     return _kernel(q).forward(q, k, v, positions, scale, window)
 
 
@@ -61,7 +67,11 @@ def attention_backward(
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `attention` with respect to q, k and v, from the saved log-sum-exp."""
+    """Gradients of `attention` with respect to q, k and v, from the saved log-sum-exp.
+
+    With keys that are a part of what the queries saw, and output and log-sum-exp of all of them,
+    dk and dv are those of this part and dq its share.
+    """
     return _kernel(q).backward(dout, q, k, v, out, lse, positions, scale, window)
 
 

@@ -14,11 +14,15 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """(out (B,S,H,Dv), log-sum-exp (B,H,S) float32) for q (B,S,H,D), k (B,Sk,Hkv,D), v."""
     B, S, H, D = q.shape
-    lengths = _lengths(q, positions_BS)
+    lengths = _lengths(q, k, positions_BS)
+    causal = k.shape[1] == positions_BS.shape[1]
     stream = [_stream(x, D) for x in (q, k, v)]
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
-        *stream, *lengths, 0.0, True, False, scale=scale, **_window(window)
+        *stream, *lengths, 0.0, causal, False, scale=scale, **_window(window)
     )
+    if not causal:
+        # The kernel's sign for a query without keys.
+        lse = lse.masked_fill(lse == float("inf"), float("-inf"))
     lse_BHS = lse.view(H, B, S).transpose(0, 1).contiguous()
     return out.view(B, S, H, D)[..., : v.shape[-1]].contiguous(), lse_BHS
 
@@ -43,9 +47,9 @@ def backward(
     gradients = torch.ops.aten._flash_attention_backward(
         *stream,
         lse.transpose(0, 1).reshape(H, B * S),
-        *_lengths(q, positions_BS),
+        *_lengths(q, k, positions_BS),
         0.0,
-        True,
+        k.shape[1] == positions_BS.shape[1],
         rng_state,
         unused,
         scale=scale,
@@ -68,29 +72,30 @@ def _window(window: int) -> dict[str, int]:
     return {"window_size_left": window - 1, "window_size_right": 0} if window else {}
 
 
-def _lengths(q: Tensor, positions_BS: Tensor) -> tuple[Tensor, Tensor, int, int]:
+def _lengths(q: Tensor, k: Tensor, positions_BS: Tensor) -> tuple[Tensor, Tensor, int, int]:
     """What the kernel takes: ends of queries and of keys, the most queries and the most keys.
 
     Within a document it lets the last query see the last key, as queries at the end of it need.
     """
-    ends, longest = cumulative_lengths(positions_BS)
     if q.shape[1] == positions_BS.shape[1]:
+        ends, longest = cumulative_lengths(positions_BS)
         return ends, ends, longest, longest
-    query_ends, most_queries = cumulative_lengths(positions_BS, q.shape[1])
-    return query_ends, ends, most_queries, longest
+    query_ends, most_queries = cumulative_lengths(positions_BS, slice(-q.shape[1], None))
+    key_ends, most_keys = cumulative_lengths(positions_BS, slice(k.shape[1]))
+    return query_ends, key_ends, most_queries, most_keys
 
 
-def cumulative_lengths(positions_BS: Tensor, last_tokens: int = 0) -> tuple[Tensor, int]:
+def cumulative_lengths(positions_BS: Tensor, counted: slice = slice(None)) -> tuple[Tensor, int]:
     """(int32 offsets of the documents in the stream, length of the longest).
 
-    With `last_tokens` the stream has the last so many tokens of every row only.
+    The stream has the `counted` tokens of every row.
     """
     starts_BS = positions_BS == 0
     starts_BS[:, 0] = True
     starts = torch.nonzero(starts_BS.flatten()).flatten()
     ends = torch.cat([starts, starts.new_tensor([positions_BS.numel()])])
-    if last_tokens:
+    if counted != slice(None):
         counted_BS = torch.zeros_like(positions_BS)
-        counted_BS[:, -last_tokens:] = 1
+        counted_BS[:, counted] = 1
         ends = F.pad(counted_BS.flatten().cumsum(0), (1, 0))[ends]
     return ends.int(), int(ends.diff().max())

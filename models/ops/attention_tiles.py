@@ -31,7 +31,7 @@ class Segment(NamedTuple):
 class Tile(NamedTuple):
     """Queries [start, stop) of the folded heads `heads`, which see keys of [first_key, stop_key).
 
-    Query i stands at key i + stop_key - stop.
+    Query `start` stands at key `first_query`, which may lie beyond the keys.
     """
 
     heads: slice
@@ -39,12 +39,14 @@ class Tile(NamedTuple):
     stop: int
     first_key: int
     stop_key: int
+    first_query: int
 
 
-def find_segments(positions_BS: Tensor, first_query: int = 0) -> list[Segment]:
+def find_segments(positions_BS: Tensor, first_query: int, num_keys: int) -> list[Segment]:
     """The documents of a packed batch; rows with the same boundaries are taken together.
 
-    Those that end before token `first_query`, and have no queries, are left out.
+    Those without queries, which end before token `first_query`, are left out, and those without
+    keys, which begin behind the first `num_keys` tokens.
     """
     B, S = positions_BS.shape
     starts: list[list[int]] = [[0] for _ in range(B)]
@@ -59,7 +61,7 @@ def find_segments(positions_BS: Tensor, first_query: int = 0) -> list[Segment]:
         Segment(row, start, stop)
         for row, cuts in zip(rows, starts, strict=True)
         for start, stop in zip(cuts, [*cuts[1:], S], strict=True)
-        if stop > first_query
+        if stop > first_query and start < num_keys
     ]
 
 
@@ -68,11 +70,13 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """(out (B,S,H,Dv), log-sum-exp (B,H,S) float32) for q (B,S,H,D), k (B,Sk,Hkv,D), v."""
     B, S, H, _ = q.shape
-    first_query = k.shape[1] - S
-    out = q.new_empty(B, S, H, v.shape[-1])
-    lse = q.new_empty(B, H, S, dtype=torch.float32)
-    for segment in find_segments(positions_BS, first_query):
-        outputs = _segment_forward(*_fold_all(segment, q, k, v), scale, window)
+    first_query, num_keys = positions_BS.shape[1] - S, k.shape[1]
+    # What a query without keys has; the others overwrite it.
+    out = q.new_zeros(B, S, H, v.shape[-1])
+    lse = q.new_full((B, H, S), float("-inf"), dtype=torch.float32)
+    for segment in find_segments(positions_BS, first_query, num_keys):
+        shift = max(first_query - segment.start, 0)
+        outputs = _segment_forward(*_fold_all(segment, q, k, v, first_query), shift, scale, window)
         where = _queries(segment, first_query)
         out[where] = _unfold(outputs[0], out[where])
         lse[segment.rows, :, where[1]] = outputs[1].view_as(lse[segment.rows, :, where[1]])
@@ -91,18 +95,19 @@ def backward(
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients (dq, dk, dv), contiguous, of the shapes of q, k and v."""
-    first_query = k.shape[1] - q.shape[1]
-    # Zeros where a key may have no query.
+    first_query, num_keys = positions_BS.shape[1] - q.shape[1], k.shape[1]
+    # Zeros where a key may have no query, or a query no key.
     make = torch.zeros if first_query else torch.empty
     gradients = tuple(make(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    for segment in find_segments(positions_BS, first_query):
+    for segment in find_segments(positions_BS, first_query, num_keys):
+        shift = max(first_query - segment.start, 0)
         where = _queries(segment, first_query)
-        q4, k3, v3 = _fold_all(segment, q, k, v)
+        q4, k3, v3 = _fold_all(segment, q, k, v, first_query)
         heads = k.shape[2]
         do4, o4 = (_fold(x[where], heads) for x in (dout, out))
         delta = torch.linalg.vecdot(do4.float(), o4.float())
         lse3 = lse[segment.rows, :, where[1]].reshape(delta.shape)
-        parts = _segment_backward(do4, q4, k3, v3, lse3, delta, scale, window)
+        parts = _segment_backward(do4, q4, k3, v3, lse3, delta, shift, scale, window)
         for whole, part, at in zip(gradients, parts, (where, *[_keys(segment)] * 2), strict=True):
             whole[at] = _unfold(part, whole[at])
     return gradients[0], gradients[1], gradients[2]
@@ -129,37 +134,39 @@ def _unfold(x: Tensor, like_BLHD: Tensor) -> Tensor:
     return x.view(b, H, L, D).transpose(1, 2)
 
 
-def _fold_all(segment: Segment, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _fold_all(
+    segment: Segment, q: Tensor, k: Tensor, v: Tensor, first_query: int
+) -> tuple[Tensor, Tensor, Tensor]:
     keys, heads = _keys(segment), k.shape[2]
     k4, v4 = _fold(k[keys], heads), _fold(v[keys], heads)
-    q4 = _fold(q[_queries(segment, k.shape[1] - q.shape[1])], heads)
+    q4 = _fold(q[_queries(segment, first_query)], heads)
     return q4, k4.squeeze(1), v4.squeeze(1)
 
 
-def _tiles(q4: Tensor, k3: Tensor, window: int) -> Iterator[Tile]:
+def _tiles(q4: Tensor, k3: Tensor, shift: int, window: int) -> Iterator[Tile]:
+    """Yield the tiles of a segment whose first query stands at key `shift`."""
     N, G, L, _ = q4.shape
-    shift = k3.shape[1] - L
     for start in range(0, L, TILE_QUERIES):
         stop = min(start + TILE_QUERIES, L)
         first_key = max(0, start + shift - window + 1) if window else 0
-        stop_key = stop + shift
+        stop_key = min(stop + shift, k3.shape[1])
         step = max(1, TILE_SCORES // (G * (stop - start) * (stop_key - first_key)))
         for head in range(0, N, step):
-            yield Tile(slice(head, min(head + step, N)), start, stop, first_key, stop_key)
+            heads = slice(head, min(head + step, N))
+            yield Tile(heads, start, stop, first_key, stop_key, start + shift)
 
 
 def _scores(q4: Tensor, k3: Tensor, tile: Tile, scale: float, window: int) -> Tensor:
     """float32 scores (n, G, queries, keys) of a tile, minus infinity where a key is not seen."""
-    heads, start, stop, first, last = tile
+    heads, start, stop, first, last, first_query = tile
     q3 = q4[heads, :, start:stop].flatten(1, 2)
     raw = torch.baddbmm(
         q3.new_zeros(()), q3, k3[heads, first:last].transpose(1, 2), beta=0, alpha=scale
     )
     scores = raw.float().view(q3.shape[0], -1, stop - start, last - first)
-    first_query = last - (stop - start)
-    queries = torch.arange(first_query, last, device=q3.device)[:, None]
+    queries = torch.arange(first_query, first_query + stop - start, device=q3.device)[:, None]
     # Only the last keys of a full tile lie after some query; a window also has a left edge.
-    masked_from = first if window else first_query
+    masked_from = first if window else min(first_query, last)
     keys = torch.arange(masked_from, last, device=q3.device)
     unseen = keys > queries
     if window:
@@ -169,13 +176,13 @@ def _scores(q4: Tensor, k3: Tensor, tile: Tile, scale: float, window: int) -> Te
 
 
 def _segment_forward(
-    q4: Tensor, k3: Tensor, v3: Tensor, scale: float, window: int
+    q4: Tensor, k3: Tensor, v3: Tensor, shift: int, scale: float, window: int
 ) -> tuple[Tensor, Tensor]:
     N, G, L, _ = q4.shape
     out = q4.new_empty(N, G, L, v3.shape[-1])
     lse = q4.new_empty(N, G, L, dtype=torch.float32)
-    for tile in _tiles(q4, k3, window):
-        heads, start, stop, first, last = tile
+    for tile in _tiles(q4, k3, shift, window):
+        heads, start, stop, first, last, _ = tile
         scores = _scores(q4, k3, tile, scale, window)
         weights = torch.softmax(scores, dim=-1)
         # The largest weight is exp(largest score - lse): one fused pass less than logsumexp.
@@ -192,6 +199,7 @@ def _segment_backward(
     v3: Tensor,
     lse: Tensor,
     delta: Tensor,
+    shift: int,
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,8 +207,8 @@ def _segment_backward(
     # Keys meet several tiles: their gradients are summed in float32.
     dk = torch.zeros(k3.shape, dtype=torch.float32, device=k3.device)
     dv = torch.zeros(v3.shape, dtype=torch.float32, device=v3.device)
-    for tile in _tiles(q4, k3, window):
-        heads, start, stop, first, last = tile
+    for tile in _tiles(q4, k3, shift, window):
+        heads, start, stop, first, last, _ = tile
         do3 = do4[heads, :, start:stop].flatten(1, 2)
         q3 = q4[heads, :, start:stop].flatten(1, 2)
         keys, values = k3[heads, first:last], v3[heads, first:last]

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.ops import attention_flash, attention_tiles
-from models.ops.attention import attention, attention_kernel
+from models.ops.attention import attention, attention_backward, attention_kernel
 from tests.models.helpers import pack, relative_error
 
 CASES = {
@@ -95,6 +95,48 @@ def test_queries_of_the_last_tokens_see_what_they_see_among_all(name: str) -> No
     assert relative_error(lse, expected_lse[..., last]) < 1e-5
     for mine, other in zip(ours, theirs, strict=True):
         assert (mine - other).abs().max() < 1e-5 * max(1.0, other.abs().max())
+
+
+@pytest.mark.parametrize("num_keys", [1, 60, 150])
+@pytest.mark.parametrize("name", ["full", "shared_keys", "mla_widths", "documents"])
+def test_parts_of_the_keys_merge_to_all_of_them(name: str, num_keys: int) -> None:
+    """As ring attention asks: queries at the end, of what they see the first keys and the rest."""
+    qkv, positions, scale, _ = make_inputs(name)
+    last = slice(-100, None)
+    q, k, v = (x.detach() for x in qkv)
+    q = q[:, last]
+    whole = attention(q, k, v, positions, scale, 0)
+    dout = torch.randn(whole[0].shape, generator=torch.Generator().manual_seed(1))
+    expected = attention_backward(dout, q, k, v, *whole, positions, scale, 0)
+    parts = [(slice(num_keys), positions), (slice(num_keys, None), positions[:, num_keys:])]
+
+    seen = [attention(q, k[:, keys], v[:, keys], where, scale, 0) for keys, where in parts]
+    shares = torch.stack([lse for _, lse in seen]).softmax(0).transpose(2, 3)[..., None]
+    gradients = [
+        attention_backward(dout, q, k[:, keys], v[:, keys], *whole, where, scale, 0)
+        for keys, where in parts
+    ]
+
+    merged = shares[0] * seen[0][0] + shares[1] * seen[1][0]
+    assert relative_error(merged, whole[0]) < 1e-5
+    assert relative_error(torch.logaddexp(seen[0][1], seen[1][1]), whole[1]) < 1e-5
+    dq, dk, dv = zip(*gradients, strict=True)
+    assert relative_error(sum(dq), expected[0]) < 1e-5
+    assert relative_error(torch.cat(dk, dim=1), expected[1]) < 1e-5
+    assert relative_error(torch.cat(dv, dim=1), expected[2]) < 1e-5
+
+
+def test_a_query_without_keys_has_an_output_of_zero() -> None:
+    """Rows of documents of 20 + 44 and of 64 tokens: queries 40 to 64 of the first see no key."""
+    positions = pack([[20, 44], [64]], 8).positions_BS
+    q, k, v = torch.randn(2, 24, 2, 8), torch.randn(2, 20, 2, 8), torch.randn(2, 20, 2, 8)
+    out, lse = attention(q, k, v, positions, 1.0, 0)
+
+    assert out[0].eq(0).all() and lse[0].eq(float("-inf")).all()
+    # In the other row all queries see all keys.
+    scores = torch.einsum("ihd,jhd->hij", q[1], k[1])
+    assert torch.allclose(lse[1], scores.logsumexp(-1), atol=1e-5)
+    assert torch.allclose(out[1], torch.einsum("hij,jhd->ihd", scores.softmax(-1), v[1]), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["documents", "window_documents"])
@@ -202,9 +244,13 @@ def test_the_flash_kernel_sees_the_documents_as_one_stream() -> None:
     assert ends.dtype == torch.int32
 
     # The last 30 tokens of each row: none of the first document, 30 of the others.
-    ends, longest = attention_flash.cumulative_lengths(positions, 30)
+    ends, longest = attention_flash.cumulative_lengths(positions, slice(-30, None))
     assert (ends.tolist(), longest) == ([0, 0, 30, 60], 30)
     assert ends.dtype == torch.int32
+
+    # The first 30 tokens: all of the first document, 10 of the second.
+    ends, longest = attention_flash.cumulative_lengths(positions, slice(30))
+    assert (ends.tolist(), longest) == ([0, 20, 30, 60], 30)
 
 
 @pytest.mark.parametrize("window", [0, 16])

@@ -66,9 +66,9 @@ def combine(
         created=created,
         workload=workload_section(workload, reports),
         model=model_section(workload),
-        plan={"world_size": spec.ranks, **msgspec.to_builtins(workload.plan)},
-        precision=msgspec.to_builtins(workload.precision),
-        training=msgspec.to_builtins(workload.training),
+        plan={"world_size": spec.ranks, **scalars(workload.plan)},
+        precision=scalars(workload.precision),
+        training=scalars(workload.training),
         measurement=_measurement(spec),
         flops=flops,
         hardware=hardware,
@@ -154,6 +154,12 @@ def _cpu_section(spec: RunSpec, reports: list[RankReport]) -> HardwareSection:
         memory_gib=memory_bytes() / metrics.GIB,
         details={"kind": "cpu", "threads_per_device": spec.threads},
     )
+
+
+def scalars(struct: msgspec.Struct) -> dict[str, Scalar]:
+    """Return the fields of a struct; several words as one text, as ``--set`` reads them."""
+    fields = msgspec.structs.asdict(struct)
+    return {k: ", ".join(v) if isinstance(v, tuple) else v for k, v in fields.items()}
 
 
 def _metrics(

@@ -159,13 +159,26 @@ def _new_value(struct: msgspec.Struct, name: str, parts: dict[str, Any], prefix:
 
 
 def _convert(value: Any, kind: Any, key: str) -> Any:
-    """Return the value as the field's type; text is read as a number where one is wanted."""
+    """Return the value as the field's type.
+
+    Text is read as a number where one is wanted, and as the words between its commas where several
+    are wanted: so a record writes them.
+    """
+    if get_origin(kind) is tuple:
+        words = value.split(",") if isinstance(value, str) else value
+        if isinstance(words, list):
+            member, *_ = get_args(kind)
+            return tuple(_convert(_stripped(word), member, key) for word in words if word != "")
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
         options = [str(option) for option in get_args(kind)] if get_origin(kind) is Literal else []
         hint = nearest(str(value), options, what="one of") if options else ""
         raise UsageError(f"--set {key}={value}: {error}", hint=hint) from error
+
+
+def _stripped(word: Any) -> Any:
+    return word.strip() if isinstance(word, str) else word
 
 
 def nearest(name: str, known: Sequence[str], *, what: str) -> str:

@@ -13,6 +13,7 @@ from models.protocol import NamedMoE
 from parallel.fsdp import reduce_gradients
 from parallel.layout import Shard, clear_gradients, collect_gradients, local_shards
 from parallel.mesh import build_meshes
+from parallel.optimizer import LowPrecisionAdamW
 from parallel.pipeline import Pipeline, Shapes
 from parallel.stages import describe_parts, stage_durations
 from parallel.tensor import sum_replicated
@@ -48,7 +49,9 @@ class Trainer:
         }
         self.shards = [shard for model in self.models for shard in local_shards(model)]
         self.copies = self._count_copies()
-        self.optimizer = build_optimizer(self.shards, workload.training)
+        self.optimizer = build_optimizer(
+            self.shards, workload.training, getattr(torch, workload.precision.optimizer_states)
+        )
         self.data = open_data(
             workload.data,
             sequence_length=workload.sequence_length,
@@ -208,17 +211,17 @@ class Trainer:
             router.tokens_per_expert.zero_()
 
 
-def build_optimizer(shards: list[Shard], training: Training) -> torch.optim.Optimizer:
-    """Return AdamW over local shards; vectors (norms, gates) are not decayed."""
+def build_optimizer(
+    shards: list[Shard], training: Training, states: torch.dtype
+) -> torch.optim.Optimizer:
+    """Return AdamW over local shards, its moments in ``states``; vectors are not decayed."""
     matrices = [shard.leaf for shard in shards if shard.leaf.dim() > 1]
     vectors = [shard.leaf for shard in shards if shard.leaf.dim() <= 1]
-    return torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": training.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ],
-        lr=training.learning_rate,
-        betas=(training.beta1, training.beta2),
-        eps=training.epsilon,
-        fused=True,
-    )
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": training.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    rate, betas = training.learning_rate, (training.beta1, training.beta2)
+    if states == torch.bfloat16:
+        return LowPrecisionAdamW(groups, lr=rate, betas=betas, eps=training.epsilon)
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=training.epsilon, fused=True)

@@ -1,5 +1,7 @@
 """Laying a model out over devices: every kind of parallelism, in its one fixed order."""
 
+from collections.abc import Collection
+
 import torch
 
 from models.protocol import Model
@@ -21,6 +23,7 @@ def parallelize(
     compute_dtype: torch.dtype,
     reduce_dtype: torch.dtype,
     quantization: str,
+    quantized: Collection[str],
 ) -> None:
     """Lay out a meta-device ``model`` in place; its parameters become sharded DTensors.
 
@@ -38,8 +41,8 @@ def parallelize(
         # Imported here: torchao costs every rank seconds that other precisions do not owe.
         from parallel.quantization import quantize
 
-        quantize(model)
-    rematerialize(model, plan.remat)
+        quantize(model, quantized)
+    rematerialize(model, plan.remat, plan.remat_save)
     compile_model(model, plan.compile)
     shard(
         model,

@@ -8,10 +8,12 @@ import msgspec
 from parallel.schedules import RULES, Schedule, check_schedule, stages_of_rank
 
 Remat = Literal["none", "full", "selective"]
+RematRegion = Literal["attention", "delta_rule", "experts", "feed_forward", "projections"]
 Compile = Literal["none", "local", "block"]
 ContextMethod = Literal["gather", "ulysses"]
 SIZES = ("pp", "dp_replicate", "cp", "tp", "ep", "microbatches", "stages_per_rank")
 DEFAULT_SCHEDULE: Schedule = "1F1B"
+DEFAULT_REMAT_SAVE: tuple[RematRegion, ...] = ("attention", "experts", "delta_rule")
 SPLIT_BACKWARD_NEEDS = {
     "reshard_after_forward": (False, None),
     "remat": ("none",),
@@ -34,6 +36,10 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ``reshard_after_forward`` gathers the parameters of a block anew in every forward and backward
     (True) or once per step (False); it is True by default without a pipeline, False with one.
     Under a pipeline the gradients stay unsharded until the last microbatch and are reduced once.
+
+    ``remat`` says which activations the backward pass computes anew: none, all of a block
+    ("full"), or all but those of the regions in ``remat_save`` ("selective"); a region that a
+    model does not have saves nothing. See ``parallel.remat``.
     """
 
     pp: int = 1
@@ -48,6 +54,7 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reshard_after_forward: bool | None = None
     context: ContextMethod = "gather"
     remat: Remat = "none"
+    remat_save: tuple[RematRegion, ...] = DEFAULT_REMAT_SAVE
     compile: Compile = "none"
 
     def __post_init__(self) -> None:
@@ -56,6 +63,11 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"plan.{name}={getattr(self, name)}: must be at least 1")
         if self.dp_shard < 1 and self.dp_shard != -1:
             raise ValueError(f"plan.dp_shard={self.dp_shard}: at least 1, or -1 for the rest")
+        if self.remat != "selective" and self.remat_save != DEFAULT_REMAT_SAVE:
+            raise ValueError(
+                f"plan.remat_save={', '.join(self.remat_save)} needs plan.remat=selective: "
+                f"plan.remat={self.remat} does not choose"
+            )
         self._check_pipeline()
 
     def _check_pipeline(self) -> None:

@@ -46,6 +46,7 @@ def _lay_out(model: Model, workload: Workload, meshes: Meshes, device: torch.dev
         compute_dtype=getattr(torch, workload.precision.compute),
         reduce_dtype=getattr(torch, workload.precision.reduce),
         quantization=workload.precision.quantization,
+        quantized=workload.precision.quantize,
     )
     tied = model.ties_embedding
     model.to_empty(device=device)

@@ -45,6 +45,11 @@ class TensorBytes:
             if isinstance(leaf, torch.Tensor):
                 self._note(leaf.untyped_storage())
 
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the storages that are alive now."""
+        return self._total
+
     def report(self) -> dict[str, int]:
         """Return the peak and what stood before the step, in bytes."""
         return {"peak_tensor_bytes": self._peak, "standing_tensor_bytes": self.standing_bytes}

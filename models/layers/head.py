@@ -45,6 +45,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         weights_T: Tensor,
         scaling: LogitScaling,
         shard: VocabularyShard,
+        products: "ChunkProducts",
         steps: "ChunkSteps",
         chunk_tokens: int,
         with_gradients: bool,
@@ -57,7 +58,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(labels_T), chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
             h_CD, labels_C = hidden_TD[chunk], labels_T[chunk]
-            logits_CV = steps.logits(h_CD, weight_VD, scaling)
+            logits_CV = steps.logits(products.forward(h_CD, weight_VD), scaling)
             rows_C = labels_C - shard.first_row
             log_sums_C, found_C = steps.log_sums_and_targets(logits_CV, rows_C, shard)
             valid_C = labels_C != IGNORE
@@ -66,8 +67,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 dproduct_CV = steps.product_gradient(
                     logits_CV, log_sums_C, rows_C, weights_T[chunk] * valid_C, scaling
                 ).to(weight_VD.dtype)
-                torch.mm(dproduct_CV, weight_VD, out=dhidden_TD[chunk])
-                _add_product(dweight_VD, dproduct_CV.t(), h_CD)
+                products.backward(dproduct_CV, h_CD, weight_VD, dhidden_TD[chunk], dweight_VD)
         ctx.dhidden_TD = dhidden_TD
         ctx.dweight_VD = None if dweight_VD is None else dweight_VD.to(weight_VD.dtype)
         ctx.keep_gradients, ctx.scaled = keep_gradients, False
@@ -85,7 +85,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if not ctx.keep_gradients:
             # Nobody else holds them, so that the weight's can become its .grad without a copy.
             ctx.dhidden_TD = ctx.dweight_VD = None
-        return *gradients, *(None,) * 8
+        return *gradients, *(None,) * 9
 
 
 class OutputHead(nn.Module):
@@ -105,6 +105,7 @@ class OutputHead(nn.Module):
         self.chunk_tokens = chunk_tokens
         self.scaling = scaling
         self.shard = VocabularyShard()
+        self.products = ChunkProducts()
         self.steps = ChunkSteps()
         self.keep_gradients = False
         """Whether backward runs twice with one gradient: for the input, later for the weight."""
@@ -133,6 +134,7 @@ class OutputHead(nn.Module):
             weights_T,
             self.scaling,
             self.shard,
+            self.products,
             self.steps,
             self.chunk_tokens,
             needed,
@@ -143,11 +145,11 @@ class OutputHead(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 logits (..., V) of the hidden states (..., D), for inference and comparison."""
-        return _logits(hidden, self.weight, self.scaling)
+        return _logits(self.products.forward(hidden, self.weight), self.scaling)
 
 
-def _logits(hidden: Tensor, weight_VD: Tensor, scaling: LogitScaling) -> Tensor:
-    logits = F.linear(hidden, weight_VD).float()
+def _logits(product: Tensor, scaling: LogitScaling) -> Tensor:
+    logits = product.float()
     if scaling.multiplier != 1.0:
         logits = logits * scaling.multiplier
     if scaling.soft_cap:
@@ -195,6 +197,13 @@ def _product_gradient(
     return gradient_CV if slope is None else gradient_CV.mul_(slope)
 
 
+def _backward_products(
+    dproduct_CV: Tensor, h_CD: Tensor, weight_VD: Tensor, dhidden_CD: Tensor, dweight_VD: Tensor
+) -> None:
+    torch.mm(dproduct_CV, weight_VD, out=dhidden_CD)
+    _add_product(dweight_VD, dproduct_CV.t(), h_CD)
+
+
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a @ b, in the dtype of the total."""
     if a.dtype == total.dtype:
@@ -204,10 +213,20 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total.add_(torch.mm(a, b))
 
 
+class ChunkProducts(NamedTuple):
+    """The three products of a chunk; quantized ones can stand in for them."""
+
+    forward: Callable[[Tensor, Tensor], Tensor] = F.linear
+    """hidden (C,D), weight (V,D) to (C,V)."""
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = _backward_products
+    """From the gradient (C,V) of `forward`, hidden and weight: writes the gradient of hidden (C,D)
+    into its fourth argument and adds that of the weight to its fifth, (V,D) float32."""
+
+
 class ChunkSteps(NamedTuple):
     """The pointwise steps of a chunk; compiled ones can stand in for them."""
 
-    logits: Callable[[Tensor, Tensor, LogitScaling], Tensor] = _logits
+    logits: Callable[[Tensor, LogitScaling], Tensor] = _logits
     log_sums_and_targets: Callable[[Tensor, Tensor, VocabularyShard], tuple[Tensor, Tensor]] = (
         _log_sums_and_targets
     )

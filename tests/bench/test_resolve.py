@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import UsageError
+from bench.combine import scalars
+from bench.errors import ExitCode, UsageError
 from bench.resolve import resolve, resolve_device
 from bench.spec import RunSpec
 from workloads import registry
@@ -87,6 +88,18 @@ def test_a_path_is_data(tmp_path):
         (["model.num_layer=8"], "did you mean model.num_layers?"),
         (["workload.sequence_length=63"], "63"),
         (["workload.routing=fair"], "learned"),
+        (["plan.remat_save=[atention]", "plan.remat=selective"], "did you mean attention?"),
+        (["plan.remat_save=experts, router"], "one of: attention, delta_rule, experts"),
+        (["plan.remat_save=experts", "plan.remat=full"], "experts needs plan.remat=selective"),
+        (["precision.quantize=[heads]"], "did you mean head?"),
+        (["precision.quantize=attention", "precision.quantization=none"], "quantization=mxfp8"),
+        (["precision.quantize=[]"], "names nothing: give precision.quantization=none"),
+        (["precision.quantize=head", "model.vocab_size=1000"], "model.vocab_size=1024 would be"),
+        (["precision.optimizer_states=float16"], "bfloat16"),
+        (
+            ["precision.optimizer_states=bfloat16", "training.beta2=0.999"],
+            "would never fall; training.beta2=0.99609375 would do",
+        ),
     ],
 )
 def test_what_does_not_fit_is_a_usage_error_with_its_numbers(overrides, message):
@@ -94,6 +107,17 @@ def test_what_does_not_fit_is_a_usage_error_with_its_numbers(overrides, message)
         resolved(*overrides)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == ExitCode.USAGE == 2
+
+
+def test_names_of_parts_and_regions_are_set_as_a_record_writes_them():
+    workload = resolved("precision.quantize=attention, head", "plan.remat_save=[delta_rule]")
+
+    assert workload.precision.quantize == ("attention", "head")
+    assert workload.plan.remat_save == ("delta_rule",)
+    for struct, group in ((workload.precision, "precision"), (workload.plan, "plan")):
+        written = [f"{group}.{key}={value}" for key, value in scalars(struct).items()]
+        assert getattr(resolved(*written), group) == struct
 
 
 def test_experts_that_do_not_spread_evenly_are_a_usage_error():

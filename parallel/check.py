@@ -33,10 +33,10 @@ def check_layout(model: Model, plan: ParallelPlan) -> None:
         _check_divides("tp", plan.tp, list(_tensor_sizes(model)))
     if plan.cp > 1:
         mixers = sequence_mixers(model, plan.cp)
-        if plan.context == "ulysses" and any(map(_has_sinks, mixers)):
+        if plan.context != "gather" and any(map(_has_sinks, mixers)):
             raise ValueError(
-                "plan.context=ulysses: the attention has parameters per head, which stay on every "
-                "rank; plan.context=gather works"
+                f"plan.context={plan.context}: the attention has parameters per head, which take "
+                "part in each softmax as a whole; plan.context=gather works"
             )
         _check_exchange(model, plan)
 

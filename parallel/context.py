@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from models.batch import Context
 from models.layers.attention import AttentionCore
 from models.layers.delta_rule import DeltaRuleCore, ShortConvolution
+from models.ops.attention import attention_kernel
 from models.protocol import Model
 from parallel.chunks import Chunks
 from parallel.collectives import gather
@@ -25,6 +26,7 @@ from parallel.linear_attention import ExchangedStates, HaloConvolution
 from parallel.packing import pack, unpack
 from parallel.plan import ContextMethod
 from parallel.remat import replace_forward
+from parallel.ring import ring_attention
 
 MIXES_ALL = (AttentionCore, DeltaRuleCore)
 MIXERS = (*MIXES_ALL, ShortConvolution)
@@ -109,6 +111,26 @@ class ExchangedHeads:
         return self.heads.come_home(self.core.attend(q, k, v, context.positions_BS))
 
 
+class RingKeys:
+    """Keys and values travel around the ranks and meet the queries: no rank holds all of them."""
+
+    def __init__(self, core: AttentionCore, chunks: Chunks, group: dist.ProcessGroup) -> None:
+        self.core = core
+        self.chunks = chunks
+        self.group = group
+
+    def exchange(self, *sources: Tensor) -> tuple[Tensor, ...]:
+        """Return the sources as they are: the keys and values made of them travel."""
+        return sources
+
+    @torch.compiler.disable
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        """Attend from both chunks to one rank's keys after another."""
+        core, positions = self.core, context.positions_BS
+        core.kernel = attention_kernel(q.device.type, q.dtype, q.shape[-1])
+        return ring_attention(q, k, v, positions, core.scale, self.chunks, self.group)
+
+
 def spread_sequence(model: Model, mesh: DeviceMesh, method: ContextMethod) -> None:
     """Divide the sequences of a ``model`` over the ranks of ``mesh``, in place.
 
@@ -160,7 +182,9 @@ def _attention(
 ) -> Attention:
     if method == "ulysses":
         return ExchangedHeads(core, chunks, group)
-    return HaloKeys(core, chunks, group) if core.window else GatheredKeys(core, chunks, group)
+    if core.window:
+        return HaloKeys(core, chunks, group)
+    return (RingKeys if method == "ring" else GatheredKeys)(core, chunks, group)
 
 
 def _replace(core: AttentionCore, attention: Attention) -> None:

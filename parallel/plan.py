@@ -10,7 +10,7 @@ from parallel.schedules import RULES, Schedule, check_schedule, stages_of_rank
 Remat = Literal["none", "full", "selective"]
 RematRegion = Literal["attention", "delta_rule", "experts", "feed_forward", "projections"]
 Compile = Literal["none", "local", "block"]
-ContextMethod = Literal["gather", "ulysses"]
+ContextMethod = Literal["gather", "ulysses", "ring"]
 SIZES = ("pp", "dp_replicate", "cp", "tp", "ep", "microbatches", "stages_per_rank")
 DEFAULT_SCHEDULE: Schedule = "1F1B"
 DEFAULT_REMAT_SAVE: tuple[RematRegion, ...] = ("attention", "experts", "delta_rule")
@@ -30,8 +30,9 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     in a step, or how many microbatches flow through the pipeline.
 
     ``context`` says what travels between cp ranks: keys and values to every rank (or what they are
-    made of, and within a window only the tokens that it reaches back), or heads in exchange for
-    tokens ("ulysses").
+    made of, and within a window only the tokens that it reaches back), heads in exchange for
+    tokens ("ulysses"), or keys and values from rank to rank ("ring": no rank holds all of them; a
+    window is treated as by "gather").
 
     ``reshard_after_forward`` gathers the parameters of a block anew in every forward and backward
     (True) or once per step (False); it is True by default without a pipeline, False with one.

@@ -154,6 +154,36 @@ def test_ulysses_exchanges_queries_keys_values_and_outputs(two_ranks: RankPool, 
     }
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "model"), [(2, "deepseek_v3"), (2, "muse_spark"), (4, "deepseek_v3")]
+)
+def test_keys_and_values_go_around_the_ring_twice_and_their_gradients_once(
+    two_ranks: RankPool, four_ranks: RankPool, num_ranks: int, model: str
+) -> None:
+    """To cp - 1 further ranks in forward, in backward, and there with float32 gradients.
+
+    Layers with a window send halos instead.
+    """
+    workload = tiny(model, num_ranks, cp=num_ranks, context="ring")
+    config = workload.model
+    pool = two_ranks if num_ranks == 2 else four_ranks
+    counts = pool.run(count_collectives, workload)[0]["cp"]
+    if model == "deepseek_v3":
+        layers = config.num_layers + config.num_mtp_layers
+        head_width = config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim
+        width = config.num_heads * head_width
+    else:
+        layers = config.num_full_layers
+        width = 2 * config.num_kv_heads * config.head_dim
+    journeys = 3 * (num_ranks - 1) * layers
+    block = workload.tokens_per_step // num_ranks * width * FLOAT32_BYTES
+    moved = {"count": journeys, "bytes": journeys * block}
+
+    assert counts["send"] == counts["recv"] == moved
+    assert set(counts) <= {"send", "recv", "all_to_all"}
+    assert ("all_to_all" in counts) == (model == "muse_spark")
+
+
 def test_one_rank_exchanges_nothing(one_rank: RankPool) -> None:
     (counts,) = one_rank.run(count_collectives, tiny("deepseek_v3", 1))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from models.batch import Context
 from models.layers.attention import AttentionCore
 from parallel.chunks import Chunks
-from parallel.context import ExchangedHeads, GatheredKeys, HaloKeys
+from parallel.context import ExchangedHeads, GatheredKeys, HaloKeys, RingKeys
 from parallel.halo import Halo
 from tests.models.helpers import pack
 from tests.rank_pool import RankPool
@@ -24,7 +24,12 @@ def attend_both_ways(method: str, window: int) -> list[float]:
     group = torch.distributed.group.WORLD
     chunks = Chunks(group.size(), group.rank())
     core = AttentionCore(scale=D**-0.5, window=window, width=H * (D + DV))
-    kinds: dict[str, Any] = {"gather": GatheredKeys, "halo": HaloKeys, "ulysses": ExchangedHeads}
+    kinds: dict[str, Any] = {
+        "gather": GatheredKeys,
+        "halo": HaloKeys,
+        "ulysses": ExchangedHeads,
+        "ring": RingKeys,
+    }
     attention = kinds[method](core, chunks, group)
     generator = torch.Generator().manual_seed(0)
     shapes = ((B, S, H, D), (B, S, HKV, D), (B, S, HKV, DV))
@@ -48,7 +53,7 @@ def attend_both_ways(method: str, window: int) -> list[float]:
 @pytest.mark.parametrize(
     ("method", "window"),
     # Chunks of 8 tokens: windows of a token, within a chunk, of a chunk, over several, over all.
-    [("gather", 0), ("ulysses", 0), ("ulysses", 12)]
+    [("gather", 0), ("ring", 0), ("ulysses", 0), ("ulysses", 12)]
     + [("halo", window) for window in (1, 2, 8, 9, 20, 63, 200)],
 )
 def test_chunks_attend_as_the_whole_sequence(

@@ -23,6 +23,8 @@ TWO_RANKS: list[dict[str, Any]] = [
     {"cp": 2, "ep": 2},
     {"cp": 2, "remat": "full", "microbatches": 2},
     {"cp": 2, "context": "ulysses", "remat": "selective"},
+    {"cp": 2, "context": "ring"},
+    {"cp": 2, "context": "ring", "remat": "full", "microbatches": 2},
 ]
 FOUR_RANKS: list[dict[str, Any]] = [
     {"tp": 2},
@@ -41,6 +43,11 @@ FOUR_RANKS: list[dict[str, Any]] = [
 EIGHT_RANKS: list[dict[str, Any]] = [
     {"tp": 2, "cp": 2, "pp": 2, "microbatches": 2},
     {"tp": 2, "cp": 2, "ep": 8},
+]
+TENSOR_AND_CONTEXT: list[dict[str, Any]] = [
+    {"tp": 2},
+    {"cp": 2},
+    {"cp": 2, "context": "ulysses"},
 ]
 SMOOTH = Training(epsilon=1e-3)
 """AdamW whose update is proportional to small gradients.
@@ -112,7 +119,7 @@ def test_eight_ranks_equal_one(
     assert_same(steps, reference, relative=TOLERANCE[model])
 
 
-@pytest.mark.parametrize("plan", [{"tp": 2}, {"cp": 2}, {"cp": 2, "context": "ulysses"}], ids=str)
+@pytest.mark.parametrize("plan", TENSOR_AND_CONTEXT, ids=str)
 def test_first_step_is_equal_to_rounding(
     one_rank: RankPool, two_ranks: RankPool, model: str, plan: dict[str, Any]
 ) -> None:
@@ -121,7 +128,7 @@ def test_first_step_is_equal_to_rounding(
     assert_same(two_ranks.run(train, tiny(model, 2, **plan), 1), alone, relative=1e-6)
 
 
-@pytest.mark.parametrize("plan", [{"tp": 2}, {"cp": 2}, {"cp": 2, "context": "ulysses"}], ids=str)
+@pytest.mark.parametrize("plan", TENSOR_AND_CONTEXT, ids=str)
 def test_same_seed_and_plan_give_the_same_bits(
     two_ranks: RankPool, model: str, plan: dict[str, Any]
 ) -> None:
@@ -133,7 +140,7 @@ def test_same_seed_and_plan_give_the_same_bits(
     assert first[0] == first[1]
 
 
-@pytest.mark.parametrize("plan", [{"tp": 2}, {"cp": 2}, {"cp": 2, "context": "ulysses"}], ids=str)
+@pytest.mark.parametrize("plan", TENSOR_AND_CONTEXT, ids=str)
 def test_mxfp8_products_divide(
     one_rank: RankPool, two_ranks: RankPool, plan: dict[str, Any]
 ) -> None:
@@ -146,7 +153,7 @@ def test_mxfp8_products_divide(
     assert divided[0][0][:2] == pytest.approx(alone[0][0][:2], rel=1e-3)
 
 
-@pytest.mark.parametrize("plan", [{"tp": 2}, {"cp": 2}, {"cp": 2, "context": "ulysses"}], ids=str)
+@pytest.mark.parametrize("plan", TENSOR_AND_CONTEXT, ids=str)
 def test_peak_memory_falls_as_sequences_are_divided(
     one_rank: RankPool, two_ranks: RankPool, model: str, plan: dict[str, Any]
 ) -> None:

@@ -73,7 +73,7 @@ def test_random_routing_visits_the_expected_number_of_ranks() -> None:
 
 def test_recomputation_is_not_counted_twice() -> None:
     plain, again = make_model("learned"), make_model("learned")
-    rematerialize(again, "full")
+    rematerialize(again, "full", ())
 
     assert observe(again, 4) == observe(plain, 4)
 

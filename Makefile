@@ -1,13 +1,14 @@
-# make install, bench, test, check, perf, clean. CI calls check and test.
+# make install, bench, test, test-exhaustive, check, perf, clean. CI calls check and both tests.
 
 PYTHON ?= python3
 TEST_PROCESSES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 PERF := $(wildcard perf/*.py)
 
-.PHONY: install bench test check perf clean
+.PHONY: install bench test test-exhaustive check perf clean
 
 install: $(INSTALLED)
 
@@ -20,7 +21,10 @@ bench: install
 	$(BIN)/python run_bench.py run workloads/suites/quick.yaml --output runs
 
 test: install
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
+	$(PYTEST) -m "not exhaustive"
+
+test-exhaustive: install
+	$(PYTEST) -m exhaustive
 
 check: install
 	$(BIN)/ruff check .

@@ -6,6 +6,8 @@ import torch
 from tests.models.families import PROXIES
 from tests.models.helpers import build, pack
 
+pytestmark = pytest.mark.exhaustive
+
 LAST = [(name, -1) for name in PROXIES]
 OTHER_KINDS = [
     ("deepseek_v4", 0),

@@ -23,7 +23,7 @@ from tests.rank_pool import RankPool
 from workloads.build import build_whole
 from workloads.workload import Workload
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.exhaustive]
 FAMILIES = {
     "deepseek_v2": DEEPSEEK_V2_PROXY,
     "gpt_oss": GPT_OSS_PROXY,

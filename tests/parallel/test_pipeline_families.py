@@ -17,7 +17,7 @@ from tests.rank_pool import RankPool
 from workloads.build import build_whole
 from workloads.workload import Workload
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.exhaustive]
 ALL = {**FAMILIES, "deepseek_v4": DEEPSEEK_V4_PROXY}
 SPLIT = {"schedule": "ZBVZeroBubble", "stages_per_rank": 2}
 TIED_WITH_MTP = [name for name, config in ALL.items() if config is QWEN3_5_DENSE_PROXY]

@@ -21,6 +21,7 @@ from bench.spec import RunSpec  # noqa: E402
 from scripts.operator_rates import measure_rates, write_rates  # noqa: E402
 
 BF16 = ["precision.quantization=none", "workload.data=synthetic"]
+ONE_RANK = ["plan.pp=1", "plan.cp=1", "plan.ep=1", "plan.microbatches=1", "plan.remat=none"]
 # What one rank of 8 expert-parallel ranks holds of a flagship's layer, at the layer's full width.
 DEEPSEEK_SLICE = [
     "model.num_layers=1",
@@ -29,15 +30,13 @@ DEEPSEEK_SLICE = [
     "model.num_experts=32",
     "model.num_expert_groups=1",
     "model.num_limited_groups=1",
-    "plan.ep=1",
-    "plan.remat=none",
+    *ONE_RANK,
     "workload.global_batch_size=2",
 ]
 MUSE_SLICE = [
     "model.num_layers=1",
     "model.num_experts=32",
-    "plan.ep=1",
-    "plan.remat=none",
+    *ONE_RANK,
     "workload.global_batch_size=2",
 ]
 SMALL_DEEPSEEK = ["model.dim=256", "model.num_heads=4", "model.expert_hidden_dim=64"]

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-CASE_SECONDS = 120
+CASE_SECONDS = 300
 CASES_PER_PROCESS = 25
 """Groups that a case made outlive it in torch's caches of meshes, each with threads and sockets."""
 

@@ -9,7 +9,6 @@ One operator each, so that a trace, a prediction and a GPU show the product the 
 run and not the steps of its emulation. M rows, K inputs, N outputs, E experts.
 """
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,17 +18,21 @@ from torchao.prototype.moe_training import mxfp8_grouped_mm as grouped
 from torchao.prototype.moe_training.mxfp8_linear import (
     _to_mxfp8_then_scaled_mm as to_mxfp8_then_scaled_mm,
 )
-from torchao.prototype.moe_training.mxfp8_linear import mx_mm
-from torchao.prototype.moe_training.utils import pad_token_groups
+from torchao.prototype.moe_training.utils import pad_token_groups, unpad_token_groups
 from torchao.prototype.mx_formats.config import (
     MXFP8Dim0CastKernelChoice,
     MXFP8Dim1CastKernelChoice,
     ScaleCalculationMode,
 )
+from torchao.prototype.mx_formats.mx_tensor import MXTensor
+from torchao.prototype.mx_formats.utils import _to_mxfp8_dim1_kernel_wrapper as to_mxfp8_columns
 from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+
+from models.ops.asked_gradients import asked_gradients
 
 BLOCK_SIZE = 32
 _SCALE = ScaleCalculationMode.RCEIL
+_VALUES = torch.float8_e4m3fn
 
 
 def kernels_available(device_type: str) -> bool:
@@ -42,14 +45,23 @@ def _preference(x: Tensor) -> KernelPreference:
     return KernelPreference.AUTO if native else KernelPreference.EMULATED
 
 
-class _Context(SimpleNamespace):
-    """What torchao's autograd functions keep between forward and backward, made by hand.
+def _rows(x: Tensor) -> Tensor:
+    """Quantize x (M, K) in blocks along its rows."""
+    return MXTensor.to_mx(
+        x,
+        _VALUES,
+        BLOCK_SIZE,
+        _SCALE,
+        _preference(x),
+        mxfp8_dim0_cast_kernel_choice=MXFP8Dim0CastKernelChoice.TRITON,
+    )
 
-    The operators below call those functions' two halves separately: autograd proper is attached
-    to the operator, which is what the profiler and the FLOPs counter see.
-    """
 
-    saved_tensors: tuple[Tensor, ...]
+def _columns(x: Tensor) -> Tensor:
+    """Quantize x (M, K) in blocks along its columns; returns it transposed, (K, M)."""
+    return to_mxfp8_columns(
+        x, BLOCK_SIZE, _VALUES, x.dtype, _preference(x), MXFP8Dim1CastKernelChoice.CUDA, _SCALE
+    )
 
 
 @torch.library.custom_op("titanbench::mxfp8_linear", mutates_args=())
@@ -63,31 +75,29 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[0]))
 
 
-@torch.library.custom_op("titanbench::mxfp8_linear_backward", mutates_args=())
-def mxfp8_linear_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of ``x`` and ``weight``; M is padded to whole blocks with zeros."""
+@torch.library.custom_op("titanbench::mxfp8_linear_input_grad", mutates_args=())
+def mxfp8_linear_input_grad(grad: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient (M, K) of x from that of the product, (M, N)."""
+    return torch.mm(_rows(grad.contiguous()), _columns(weight).t())
+
+
+@mxfp8_linear_input_grad.register_fake
+def _(grad: Tensor, weight: Tensor) -> Tensor:
+    return grad.new_empty((grad.shape[0], weight.shape[1]))
+
+
+@torch.library.custom_op("titanbench::mxfp8_linear_weight_grad", mutates_args=())
+def mxfp8_linear_weight_grad(grad: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient (N, K) of the weight; M is padded to whole blocks with zeros."""
     missing = -x.shape[0] % BLOCK_SIZE
     if missing:
         grad, x = (torch.nn.functional.pad(t, (0, 0, 0, missing)) for t in (grad, x))
-    context = _Context(
-        saved_tensors=(x, weight),
-        in_elem_dtype=torch.float8_e4m3fn,
-        w_elem_dtype=torch.float8_e4m3fn,
-        grad_elem_dtype=torch.float8_e4m3fn,
-        block_size=BLOCK_SIZE,
-        kernel_preference=_preference(x),
-        wgrad_with_hp=False,
-        mxfp8_dim0_cast_kernel_choice=MXFP8Dim0CastKernelChoice.TRITON,
-        mxfp8_dim1_cast_kernel_choice=MXFP8Dim1CastKernelChoice.CUDA,
-        scale_calculation_mode=_SCALE,
-    )
-    grad_x, grad_weight = mx_mm.backward(context, grad.contiguous())[:2]
-    return grad_x[: grad_x.shape[0] - missing].contiguous(), grad_weight.contiguous()
+    return torch.mm(_columns(grad.contiguous()), _columns(x).t())
 
 
-@mxfp8_linear_backward.register_fake
-def _(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+@mxfp8_linear_weight_grad.register_fake
+def _(grad: Tensor, x: Tensor) -> Tensor:
+    return grad.new_empty((grad.shape[1], x.shape[1]))
 
 
 @torch.library.custom_op("titanbench::mxfp8_grouped_mm", mutates_args=())
@@ -119,44 +129,66 @@ def _(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[1]))
 
 
-@torch.library.custom_op("titanbench::mxfp8_grouped_mm_backward", mutates_args=())
-def mxfp8_grouped_mm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, offsets: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of ``x`` (M, K) and ``weight`` (E, N, K)."""
-    if x.shape[0] == 0:
-        return torch.zeros_like(x), torch.zeros_like(weight)
-    preference = _preference(x)
-    padded, starts, ends = pad_token_groups(x, offsets, BLOCK_SIZE, preference)
-    context = _Context(
-        saved_tensors=(padded, weight.transpose(-2, -1), offsets, starts, ends),
-        out_dtype=torch.bfloat16,
-        kernel_preference=preference,
-        wgrad_with_hp=False,
-        scale_calculation_mode=_SCALE,
-        pad_token_groups_for_grouped_mm=True,
-        num_tokens=x.shape[0],
+@torch.library.custom_op("titanbench::mxfp8_grouped_mm_input_grad", mutates_args=())
+def mxfp8_grouped_mm_input_grad(grad: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+    """Return the gradient (M, K) of x from that of the product, (M, N)."""
+    num_rows, preference = grad.shape[0], _preference(grad)
+    if num_rows == 0:
+        return grad.new_zeros((0, weight.shape[2]))
+    padded, starts, ends = pad_token_groups(grad.contiguous(), offsets, BLOCK_SIZE, preference)
+    product = grouped._compute_dgrad(
+        padded, weight.transpose(-2, -1), ends, BLOCK_SIZE, torch.bfloat16, _SCALE, preference
     )
-    grad_x, grad_weight_t = grouped._MXFP8GroupedMM.backward(context, grad.contiguous())[:2]
-    grad_weight = grad_weight_t.transpose(-2, -1)
-    return grad_x.to(x.dtype).contiguous(), grad_weight.to(weight.dtype).contiguous()
+    rows = unpad_token_groups(product, offsets, starts, num_rows, BLOCK_SIZE, preference)
+    return rows.to(grad.dtype).contiguous()
 
 
-@mxfp8_grouped_mm_backward.register_fake
-def _(grad: Tensor, x: Tensor, weight: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+@mxfp8_grouped_mm_input_grad.register_fake
+def _(grad: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+    return grad.new_empty((grad.shape[0], weight.shape[2]))
+
+
+@torch.library.custom_op("titanbench::mxfp8_grouped_mm_weight_grad", mutates_args=())
+def mxfp8_grouped_mm_weight_grad(grad: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
+    """Return the gradient (E, N, K) of the weight."""
+    preference = _preference(x)
+    if x.shape[0] == 0:
+        return x.new_zeros((offsets.shape[0], grad.shape[1], x.shape[1]))
+    (grad_rows, *_), (x_rows, _, ends) = (
+        pad_token_groups(rows.contiguous(), offsets, BLOCK_SIZE, preference) for rows in (grad, x)
+    )
+    product_EKN = grouped._compute_wgrad(
+        grad_rows, x_rows, ends, BLOCK_SIZE, torch.bfloat16, _SCALE, False, preference
+    )
+    return product_EKN.transpose(-2, -1).to(x.dtype).contiguous()
+
+
+@mxfp8_grouped_mm_weight_grad.register_fake
+def _(grad: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
+    return grad.new_empty((offsets.shape[0], grad.shape[1], x.shape[1]))
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-    return mxfp8_linear_backward(grad, *ctx.saved_tensors)
+def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight = ctx.saved_tensors
+    input_asked, weight_asked = asked_gradients(ctx)
+    return (
+        mxfp8_linear_input_grad(grad, weight) if input_asked else None,
+        mxfp8_linear_weight_grad(grad, x) if weight_asked else None,
+    )
 
 
-def _grouped_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-    return *mxfp8_grouped_mm_backward(grad, *ctx.saved_tensors), None
+def _grouped_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, offsets = ctx.saved_tensors
+    input_asked, weight_asked, _ = asked_gradients(ctx)
+    return (
+        mxfp8_grouped_mm_input_grad(grad, weight, offsets) if input_asked else None,
+        mxfp8_grouped_mm_weight_grad(grad, x, offsets) if weight_asked else None,
+        None,
+    )
 
 
 mxfp8_linear.register_autograd(_linear_backward, setup_context=_save_inputs)
@@ -168,9 +200,14 @@ def _linear_flops(x: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
     return 2 * x.numel() * weight[0]
 
 
-@register_flop_formula(torch.ops.titanbench.mxfp8_linear_backward)
-def _linear_backward_flops(_: Any, x: torch.Size, weight: torch.Size, *__: Any, **___: Any) -> int:
-    return 4 * x.numel() * weight[0]
+@register_flop_formula(torch.ops.titanbench.mxfp8_linear_input_grad)
+def _linear_input_grad_flops(grad: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * grad.numel() * weight[1]
+
+
+@register_flop_formula(torch.ops.titanbench.mxfp8_linear_weight_grad)
+def _linear_weight_grad_flops(grad: torch.Size, x: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * grad.numel() * x[1]
 
 
 @register_flop_formula(torch.ops.titanbench.mxfp8_grouped_mm)
@@ -178,6 +215,11 @@ def _grouped_flops(x: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int
     return 2 * x.numel() * weight[1]
 
 
-@register_flop_formula(torch.ops.titanbench.mxfp8_grouped_mm_backward)
-def _grouped_backward_flops(_: Any, x: torch.Size, weight: torch.Size, *__: Any, **___: Any) -> int:
-    return 4 * x.numel() * weight[1]
+@register_flop_formula(torch.ops.titanbench.mxfp8_grouped_mm_input_grad)
+def _grouped_input_grad_flops(grad: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * grad.numel() * weight[2]
+
+
+@register_flop_formula(torch.ops.titanbench.mxfp8_grouped_mm_weight_grad)
+def _grouped_weight_grad_flops(grad: torch.Size, x: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * grad.numel() * x[1]

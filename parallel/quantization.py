@@ -19,7 +19,13 @@ from models.layers.head import ChunkProducts
 from models.layers.linear import Linear, local
 from models.layers.moe import MoE
 from models.protocol import Model
-from parallel.mxfp8 import BLOCK_SIZE, mxfp8_grouped_mm, mxfp8_linear, mxfp8_linear_backward
+from parallel.mxfp8 import (
+    BLOCK_SIZE,
+    mxfp8_grouped_mm,
+    mxfp8_linear,
+    mxfp8_linear_input_grad,
+    mxfp8_linear_weight_grad,
+)
 
 
 def quantize(model: Model, parts: Collection[str]) -> None:
@@ -63,9 +69,8 @@ def backward_products(
     dproduct_CV: Tensor, h_CD: Tensor, weight_VD: Tensor, dhidden_CD: Tensor, dweight_VD: Tensor
 ) -> None:
     """Write and add the gradients of a chunk of the loss; see ``ChunkProducts.backward``."""
-    dhidden, dweight = mxfp8_linear_backward(dproduct_CV, h_CD, weight_VD)
-    dhidden_CD.copy_(dhidden)
-    dweight_VD.add_(dweight)
+    dhidden_CD.copy_(mxfp8_linear_input_grad(dproduct_CV, weight_VD))
+    dweight_VD.add_(mxfp8_linear_weight_grad(dproduct_CV, h_CD))
 
 
 def fits(linear: Linear) -> bool:

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from models.ops.asked_gradients import asked_gradients
+
 
 @torch.library.custom_op("titanbench::grouped_mm", mutates_args=())
 def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
@@ -53,8 +55,9 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tens
 def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     x, weight, offsets = ctx.saved_tensors
     dy = dy.contiguous()
-    dx = grouped_mm(dy, weight.transpose(1, 2), offsets) if ctx.needs_input_grad[0] else None
-    dw = grouped_mm_weight_grad(dy, x, offsets) if ctx.needs_input_grad[1] else None
+    input_asked, weight_asked, _ = asked_gradients(ctx)
+    dx = grouped_mm(dy, weight.transpose(1, 2), offsets) if input_asked else None
+    dw = grouped_mm_weight_grad(dy, x, offsets) if weight_asked else None
     return dx, dw, None
 
 

@@ -108,8 +108,17 @@ def _step_and_count(trainer: Trainer, index: int) -> list[list[int]]:
 
 def count_operators(workload: Workload) -> dict[str, int]:
     """Return how often each operator ran in a step."""
+    return _observe_operators(workload)["by_operator"]
+
+
+def executed_flops(workload: Workload) -> dict[str, int]:
+    """Return the FLOPs that each operator executed in a step."""
+    return _observe_operators(workload)["flops_by_operator"]
+
+
+def _observe_operators(workload: Workload) -> dict[str, Any]:
     trainer = Trainer(workload, torch.device("cpu"))
     counter = OperatorCounter()
     with Observation([counter]):
         trainer.step(0)
-    return counter.report()["by_operator"]
+    return counter.report()

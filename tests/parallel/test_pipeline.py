@@ -1,5 +1,6 @@
 """Every pipeline schedule trains the same network as one rank, and moves what its form says."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from msgspec.structs import replace
 from bench.trainer import Trainer
 from parallel.plan import ParallelPlan
 from parallel.schedules import RULES, Schedule
-from tests.parallel.cases import count_collectives, tiny, train
+from tests.parallel.cases import count_collectives, executed_flops, tiny, train
 from tests.rank_pool import RankPool
 from workloads.workload import Precision, Workload
 
@@ -197,6 +198,27 @@ def test_sends_and_receives_equal_the_closed_form(
         assert sent["count"] == received["count"] == number
         assert sent["bytes"] == number * tokens * pipeline.model.dim * FLOAT32_BYTES
         assert received["bytes"] == sent["bytes"]
+
+
+@pytest.mark.parametrize("quantization", ["none", "mxfp8"])
+@pytest.mark.parametrize("plan", [SCHEDULES[4], SCHEDULES[6]], ids=str)
+def test_a_backward_in_two_parts_executes_the_products_of_a_whole_one(
+    one_rank: RankPool, two_ranks: RankPool, plan: dict[str, Any], quantization: str
+) -> None:
+    """Operator by operator: the inputs' part computes no weight gradient, nor the other way."""
+    precision = Precision(compute="bfloat16", quantization=quantization)
+    whole, split = (
+        replace(case, precision=precision)
+        for case in (
+            workload("deepseek_v3", 1, microbatches=MICROBATCHES),
+            pipelined("deepseek_v3", 2, **plan),
+        )
+    )
+    (expected,) = one_rank.run(executed_flops, whole)
+    executed = sum((Counter(rank) for rank in two_ranks.run(executed_flops, split)), Counter())
+
+    assert executed == Counter(expected)
+    assert any("mxfp8" in operator for operator in executed) == (quantization == "mxfp8")
 
 
 def test_the_gradient_of_the_embedding_travels_once_a_step(two_ranks: RankPool) -> None:

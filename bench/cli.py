@@ -218,18 +218,18 @@ def report_verb(options: argparse.Namespace) -> int:
 def analyze_verb(options: argparse.Namespace) -> int:
     """Analyse traces; print the answer or write its report."""
     from bench.progress import file_progress
+    from reports.run_report import write_rendered
     from reports.run_traces import read_traces, run_hta_tables
-    from reports.trace_answer import trace_answer
-    from reports.trace_report import answer_json, trace_report, write_trace_report
+    from reports.trace_report import analysis_json, analysis_report
 
     traces = read_traces(options.traces, progress=file_progress)
-    answer = trace_answer(traces)
     hta = run_hta_tables(traces) if options.hta else []
     sources = [str(path) for path in options.traces]
-    files = write_trace_report(answer, sources, options.output, hta) if options.output else []
-    _print_answer(
-        answer_json(answer, hta), lambda: trace_report(answer, sources, hta), files, options
-    )
+    files = []
+    if options.output:
+        files = write_rendered(analysis_report(traces, sources, hta), options.output)
+    document = analysis_json(traces, hta)
+    _print_answer(document, lambda: analysis_report(traces, sources, hta), files, options)
     return ExitCode.OK
 
 

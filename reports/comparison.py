@@ -176,9 +176,10 @@ def _memory(one: TraceSummary | None, two: TraceSummary | None) -> Changes | Non
     found = [main_memory(traces) if traces else None for traces in (one, two)]
     if found[0] is None or found[1] is None:
         return None
-    ranks = f"rank {found[0][0]} against rank {found[1][0]}"
+    ranks = " against ".join(f"rank {one.rank}" for one in found if one is not None)
     source = f"alive at the peak of the rank with the highest, {ranks}, by kind"
-    return changes(memory_mib(found[0][1]), memory_mib(found[1][1]), unit="MiB", source=source)
+    sizes = [memory_mib(one.memory) for one in found if one is not None]
+    return changes(*sizes, unit="MiB", source=source)
 
 
 def _notes(sides: Mapping[str, Entry]) -> list[str]:

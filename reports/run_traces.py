@@ -11,14 +11,16 @@ from bench.hardware import find_accelerator
 from reports.traces.analyze import analyze
 from reports.traces.discover import trace_files
 from reports.traces.loader import load
+from reports.traces.memory_files import is_memory_file, read_memory_files
 from reports.traces.merge import merge
 from reports.traces.problems import TraceError
-from reports.traces.summary import SCHEMA, RankSummary, TraceSummary
+from reports.traces.summary import SCHEMA, Failure, RankSummary, TraceSummary
 
 if TYPE_CHECKING:  # HTA is slow to import, and few ask for it
     from reports.traces.hta_run import HtaTable
 
 TRACES_FOLDER = "traces"
+MEMORY_FOLDER = "memory"
 SUMMARY_SUFFIX = ".summary.json"
 
 Progress = Callable[[int, int], None]
@@ -47,10 +49,11 @@ def read_traces(
         traces = analyze(files, num_workers=num_workers, progress=progress)
         speed = link_speed(traces.ranks)
         if speed is not None:
-            traces = merge(traces.ranks, traces.failures, link_bytes_per_second=speed)
+            merged = merge(traces.ranks, traces.failures, link_bytes_per_second=speed)
+            traces = msgspec.structs.replace(merged, memory=traces.memory)
     except TraceError as error:
         raise UsageError(str(error)) from error
-    if not traces.ranks:
+    if not traces.ranks and not traces.memory:
         reasons = "; ".join(failure.reason for failure in traces.failures[:3])
         raise UsageError(f"no file could be analysed: {reasons}")
     return traces
@@ -65,7 +68,18 @@ def run_traces(run_folder: Path) -> TraceSummary | None:
     folder = run_folder / TRACES_FOLDER
     if not folder.is_dir() or not any(folder.glob("*.json*")):
         return None
-    return read_traces([folder], num_workers=1)
+    return with_memory(read_traces([folder], num_workers=1), run_folder)
+
+
+def with_memory(traces: TraceSummary, run_folder: Path) -> TraceSummary:
+    """Return the analysis with what the run's own tracker and snapshots say about memory."""
+    folder = run_folder / MEMORY_FOLDER
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    memory, unread = read_memory_files(file for file in files if is_memory_file(file))
+    failures = [Failure(path=path, reason=reason) for path, reason in unread.items()]
+    return msgspec.structs.replace(
+        traces, memory=[*traces.memory, *memory], failures=[*traces.failures, *failures]
+    )
 
 
 def run_hta_tables(traces: TraceSummary) -> "list[HtaTable]":

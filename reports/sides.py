@@ -91,6 +91,8 @@ def _entries(path: Path, progress: Progress | None) -> list[Entry]:
     is_record = path.is_dir() or path.name == "run.json"
     if not is_record or not record_files(path):
         traces = read_traces([path], progress=progress)
+        if not traces.ranks:
+            raise UsageError(f"{path} has memory alone, no trace: it can be analysed, not compared")
         return [Entry(workload=TRACES_ALONE, traces=traces)]
     by_workload: dict[str, list[Run]] = {}
     for folder, record in find_records([path]):

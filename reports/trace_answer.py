@@ -9,16 +9,16 @@ from reports.account import COMPUTE, LATE, Account, account, by_cause
 from reports.numbers import number, quantity
 from reports.trace_tables import (
     Key,
+    RankDevice,
     class_ms,
     kernel_ms,
-    main_memory,
+    memory_by_source,
     module_ms,
     operator_ms,
 )
 from reports.traces.breakdown import StepBreakdown
 from reports.traces.collectives import CollectiveTime, Straggler
 from reports.traces.launches import LaunchTime
-from reports.traces.memory import DeviceMemory
 from reports.traces.problems import Warning
 from reports.traces.summary import Coverage, Failure, TraceSummary, overall
 from reports.waterfall import Waterfall, trace_waterfall
@@ -64,8 +64,7 @@ class TraceAnswer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     stragglers: list[Straggler]
     clock_offsets_ns: dict[int, int]
     launches: list[LaunchTime] | None
-    memory_rank: int | None
-    memory: DeviceMemory | None
+    memory: list[RankDevice]
     coverage: Coverage
     warnings: list[Warning]
     failures: list[Failure]
@@ -75,7 +74,6 @@ def trace_answer(traces: TraceSummary, waterfall: Waterfall | None = None) -> Tr
     """Return what the traces answer; ``waterfall`` is the run's, if there is a record."""
     books = account(traces)
     step_ms = books.per_step_ms(books.total_ns)
-    memory = main_memory(traces)
     kernels = kernel_ms(traces)
     modules = module_ms(traces)
     first = traces.ranks[0]
@@ -94,8 +92,7 @@ def trace_answer(traces: TraceSummary, waterfall: Waterfall | None = None) -> Tr
         stragglers=traces.cross.stragglers,
         clock_offsets_ns=traces.cross.clock_offsets_ns,
         launches=first.launches or None,
-        memory_rank=memory[0] if memory else None,
-        memory=memory[1] if memory else None,
+        memory=memory_by_source(traces),
         coverage=first.coverage,
         warnings=_warnings(traces),
         failures=traces.failures,

@@ -2,8 +2,8 @@
 
 from reports.blocks import Cell, Column, Tone
 from reports.numbers import short, whole
+from reports.traces.allocations import KINDS
 from reports.traces.classify import CLASSES
-from reports.traces.memory import KINDS
 
 MOST_RANKS = 64
 ABSENT = Cell(text="not in the trace", tone="muted")

@@ -8,7 +8,7 @@ from reports.numbers import number, quantity
 from reports.operator_parts import launches, operators
 from reports.trace_answer import Row, TraceAnswer
 from reports.trace_cells import ABSENT, MOST_RANKS, MS, SHARE, number_cell, readable
-from reports.trace_memory import memory_blocks
+from reports.trace_memory import memory_blocks, peak_tile
 from reports.traces.breakdown import StepBreakdown
 from reports.waterfall_plot import waterfall_figure
 
@@ -43,12 +43,7 @@ def tiles(answer: TraceAnswer) -> Tiles:
         tile("Exposed communication", communication, overlap),
         tile("Idle", idle, "nothing runs"),
     ]
-    if answer.memory is not None:
-        peak = quantity(answer.memory.peak_bytes / 2**30, "GiB")
-        note = f"{answer.memory.device} of rank {answer.memory_rank}"
-        found.append(
-            Tile(label="Peak memory in the trace", unit="", cell=Cell(text=peak, note=note))
-        )
+    found += [peak_tile(one) for one in answer.memory[:1]]
     return Tiles(tiles=found)
 
 
@@ -146,11 +141,18 @@ def _rank_row(row: StepBreakdown) -> list[Cell]:
 
 
 def memory(answer: TraceAnswer, key: str) -> list[Block]:
-    """Return memory over time and at its peak."""
-    if answer.memory is None or answer.memory_rank is None:
-        text = "Memory is not in the trace: profile with profile_memory=True."
+    """Return memory over time and at its peak, from each source that there is."""
+    if not answer.memory:
+        text = (
+            "Memory is not in the trace: profile with profile_memory=True, or give a snapshot of "
+            "torch.cuda.memory._dump_snapshot beside the traces."
+        )
         return [Text(text=text, tone="muted")]
-    return memory_blocks(answer.memory, answer.memory_rank, f"{key}-memory-course")
+    return [
+        block
+        for number, one in enumerate(answer.memory, 1)
+        for block in memory_blocks(one, f"{key}-memory-{number}")
+    ]
 
 
 def coverage(answer: TraceAnswer, key: str) -> list[Block]:

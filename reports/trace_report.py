@@ -1,15 +1,15 @@
 """The report of traces: a page, Markdown or JSON, all from one answer."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from reports.blocks import Block, Cell, Column, Part, Report, Section, Table, Text
-from reports.run_report import write_rendered
-from reports.trace_answer import TraceAnswer
+from reports.memory_report import memory_json, memory_report
+from reports.trace_answer import TraceAnswer, trace_answer
 from reports.trace_parts import picture, tiles, trace_parts
+from reports.traces.summary import TraceSummary
 
 if TYPE_CHECKING:  # HTA is slow to import, and few ask for it
     from reports.traces.hta_run import HtaTable
@@ -31,18 +31,23 @@ ZERO_TEXT = (
 )
 
 
-def write_trace_report(
-    answer: TraceAnswer, sources: Sequence[str], output: Path, hta: "Sequence[HtaTable]" = ()
-) -> list[Path]:
-    """Write the report of an answer as ``output`` asks and return what was written.
-
-    Raises:
-        UsageError: if the output cannot be written.
-    """
-    return write_rendered(trace_report(answer, sources, hta), output)
+def analysis_report(
+    traces: TraceSummary, sources: Sequence[str], hta: "Sequence[HtaTable]" = ()
+) -> Report:
+    """Return the report of an analysis, also of one that has memory alone."""
+    if not traces.ranks:
+        return memory_report(traces, sources)
+    return trace_report(trace_answer(traces), sources, hta)
 
 
-def trace_report(answer: TraceAnswer, sources: Sequence[str], hta: "Sequence[HtaTable]") -> Report:
+def analysis_json(traces: TraceSummary, hta: "Sequence[HtaTable]" = ()) -> bytes:
+    """Return an analysis as one JSON document."""
+    return answer_json(trace_answer(traces), hta) if traces.ranks else memory_json(traces)
+
+
+def trace_report(
+    answer: TraceAnswer, sources: Sequence[str], hta: "Sequence[HtaTable]" = ()
+) -> Report:
     """Return the report's contents: what ran, the verdict, the waterfall, then the tables."""
     job = answer.job
     what = f"{', '.join(sources)}. Ranks: {job['Ranks']}. {job['Devices']}; {job['What is timed']}."

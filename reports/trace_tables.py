@@ -3,12 +3,22 @@
 from collections import defaultdict
 from collections.abc import Mapping
 
+from msgspec import Struct
+
 from reports.account import collective_name
+from reports.traces.allocations import DeviceMemory
 from reports.traces.classify import COMMUNICATION, COPY
-from reports.traces.memory import DeviceMemory
 from reports.traces.summary import RankSummary, TraceSummary, overall
 
 Key = tuple[str, str]
+
+
+class RankDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Memory of one device and whose it is; rank: None where the file does not say."""
+
+    rank: int | None
+    memory: DeviceMemory
+
 
 UNLINKED = "work of no operator, less copies and what runs side by side"
 
@@ -96,14 +106,32 @@ def collective_ms(traces: TraceSummary) -> tuple[dict[Key, float], dict[Key, flo
     return _per_step(sums, traces), _per_step(counts, traces, 1.0)
 
 
-def main_memory(traces: TraceSummary) -> tuple[int, DeviceMemory] | None:
-    """Return the rank with the highest peak and its memory; None if not in the traces.
+def memory_by_source(traces: TraceSummary) -> list[RankDevice]:
+    """Return, for each source of memory, the rank with the highest peak; traces come first.
 
     A device counts before the host.
     """
-    found = [(summary.rank, one) for summary in traces.ranks for one in summary.memory]
-    on_device = [pair for pair in found if pair[1].device != "cpu"]
-    return max(on_device or found, key=lambda pair: pair[1].peak_bytes, default=None)
+    found = [RankDevice(rank=rank.rank, memory=one) for rank in traces.ranks for one in rank.memory]
+    found += memory_of_files(traces)
+    sources: dict[str, list[RankDevice]] = defaultdict(list)
+    for one in found:
+        sources[one.memory.source].append(one)
+    return [
+        max(group, key=lambda one: (one.memory.device != "cpu", one.memory.peak_bytes))
+        for group in sources.values()
+    ]
+
+
+def memory_of_files(traces: TraceSummary) -> list[RankDevice]:
+    """Return each device of each file that is about memory alone, in the order of ranks."""
+    return [
+        RankDevice(rank=file.rank, memory=one) for file in traces.memory for one in file.devices
+    ]
+
+
+def main_memory(traces: TraceSummary) -> RankDevice | None:
+    """Return the memory that stands for all: of the first source; None if there is none."""
+    return next(iter(memory_by_source(traces)), None)
 
 
 def memory_mib(memory: DeviceMemory) -> dict[Key, float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from reports.traces.discover import trace_files
+from reports.traces.memory_files import is_memory_file, read_memory_files
 from reports.traces.merge import check_distinct, merge
 from reports.traces.problems import TraceError
 from reports.traces.reduce import reduce_trace
@@ -26,17 +27,19 @@ def analyze(
     link_bytes_per_second: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Analysis:
-    """Analyse files, or folders of files, one per rank.
+    """Analyse files, or folders of files, one per rank; memory snapshots may be among them.
 
     A file that cannot be read becomes a failure with its reason and leaves the others alone.
     `progress` is called with (files done, files). Raises TraceError when a path does not exist or
     when two files have the same rank.
     """
-    files = trace_files(paths)
+    given = trace_files(paths)
+    files = [file for file in given if not is_memory_file(file)]
+    memory, unread = read_memory_files(file for file in given if file not in files)
     if num_workers is None:
         num_workers = os.cpu_count() or 1
     summaries: list[RankSummary] = []
-    failures: list[Failure] = []
+    failures = [Failure(path=path, reason=reason) for path, reason in unread.items()]
     for done, result in enumerate(_reduced(files, min(num_workers, len(files)), cache), 1):
         if isinstance(result, Failure):
             failures.append(result)
@@ -47,7 +50,8 @@ def analyze(
     summaries, unknown = _without_rankless(summaries)
     check_distinct([(one.rank, one.path) for one in summaries])
     failures = sorted([*failures, *unknown], key=lambda failure: failure.path)
-    return merge(summaries, failures, link_bytes_per_second=link_bytes_per_second)
+    merged = merge(summaries, failures, link_bytes_per_second=link_bytes_per_second)
+    return msgspec.structs.replace(merged, memory=memory)
 
 
 def _without_rankless(

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from reports.traces.problems import TraceError
 
-_ENDINGS = (".json", ".json.gz", ".json.tmp", ".json.gz.tmp")
+_ENDINGS = (".json", ".json.gz", ".json.tmp", ".json.gz.tmp", ".pickle", ".pkl")
 
 
 def trace_files(paths: Iterable[Path | str]) -> list[Path]:
-    """The given files, and of each folder the files that end like traces, sorted by name.
+    """The given files, and of each folder those that end like traces or snapshots, by name.
 
     Raises TraceError when a path does not exist, or when nothing is found at all.
     """
@@ -24,7 +24,9 @@ def trace_files(paths: Iterable[Path | str]) -> list[Path]:
             raise TraceError(f"{path}: no such file or folder")
     if not found:
         names = ", ".join(str(path) for path in given) or "no path"
-        raise TraceError(f"no trace files (*.json, *.json.gz) in {names}")
+        raise TraceError(
+            f"no trace files (*.json, *.json.gz) and no memory snapshots (*.pickle) in {names}"
+        )
     return list(dict.fromkeys(found))
 
 

@@ -2,15 +2,16 @@
 
 from msgspec import Struct
 
+from reports.traces.allocations import DeviceMemory
 from reports.traces.breakdown import StepBreakdown
 from reports.traces.collectives import CrossRank
 from reports.traces.communication import Collective
 from reports.traces.launches import LaunchTime
-from reports.traces.memory import DeviceMemory
+from reports.traces.memory_files import RankMemory
 from reports.traces.problems import Warning
 from reports.traces.tables import ClassTime, ModuleTime, NameTime, OperatorTime
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Coverage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,12 +65,16 @@ class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class TraceSummary(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All ranks: their summaries by rank, and the tables that need several."""
+    """All ranks: their summaries by rank, and the tables that need several.
+
+    memory: what files that are about memory alone say, such as snapshots of an allocator.
+    """
 
     schema: int = SCHEMA
     ranks: list[RankSummary]
     cross: CrossRank
     failures: list[Failure]
+    memory: list[RankMemory] = []
 
 
 def overall(summary: RankSummary) -> StepBreakdown:

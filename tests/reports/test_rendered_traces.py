@@ -4,10 +4,11 @@ import pytest
 
 from reports.compare_report import write_compare_report
 from reports.comparison import compare_all
+from reports.run_report import write_rendered
 from reports.run_traces import read_traces
 from reports.sides import read_sides
 from reports.trace_answer import trace_answer
-from reports.trace_report import write_trace_report
+from reports.trace_report import trace_report
 from tests.reports.chromium import Chromium, find_chromium
 from tests.reports.sample_traces import balanced, late
 
@@ -29,7 +30,7 @@ def pages(tmp_path_factory):
     sides = read_sides(folders)
     comparisons, reasons = compare_all(sides)
     return {
-        "analyze": write_trace_report(answer, ["b"], out / "analyze.html")[0],
+        "analyze": write_rendered(trace_report(answer, ["b"]), out / "analyze.html")[0],
         "compare": write_compare_report(sides, comparisons, reasons, out / "compare.html")[0],
     }
 

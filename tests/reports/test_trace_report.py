@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from reports.run_report import write_report
+from reports.run_report import write_rendered, write_report
 from reports.run_traces import read_traces
 from reports.trace_answer import trace_answer
-from reports.trace_report import answer_json, write_trace_report
+from reports.trace_report import answer_json, trace_report
 from tests.conftest import SHARED
 from tests.reports.html_page import Page
 from tests.reports.sample_records import measured_record, write_run
@@ -23,7 +23,9 @@ def answer(tmp_path):
 
 
 def test_page_markdown_and_json_say_the_same(tmp_path, answer):
-    html, markdown = (p.read_text() for p in write_trace_report(answer, ["T"], tmp_path / "r"))
+    html, markdown = (
+        p.read_text() for p in write_rendered(trace_report(answer, ["T"]), tmp_path / "r")
+    )
     document = json.loads(answer_json(answer))
     page = Page(html)
 
@@ -51,7 +53,7 @@ def test_the_verdict_names_the_largest_causes(answer):
 
 def test_zero_and_not_in_the_trace_look_different(tmp_path, answer):
     path = tmp_path / "r.md"
-    write_trace_report(answer, ["T"], path)
+    write_rendered(trace_report(answer, ["T"]), path)
     text = path.read_text()
 
     assert "| pipeline bubble | 0 | 0 |" in text
@@ -64,7 +66,9 @@ def test_names_from_the_trace_stay_text(tmp_path):
     hostile = "<script>alert(1)</script>"
     events = [event(hostile, "cpu_op", 100.0, 10.0)]
     answer = trace_answer(read_traces([write(tmp_path / "rank0.json", events)], num_workers=1))
-    html, _ = (p.read_text() for p in write_trace_report(answer, [hostile], tmp_path / "r"))
+    html, _ = (
+        p.read_text() for p in write_rendered(trace_report(answer, [hostile]), tmp_path / "r")
+    )
     page = Page(html)
 
     assert [tag for tag, _ in page.elements].count("script") == 1
@@ -104,4 +108,4 @@ def test_every_real_trace_gives_a_report_that_adds_up(tmp_path):
         assert sum(row.ms for row in answer.rows) == pytest.approx(answer.step_ms), file
         bars = sum(bar.ms for bar in answer.waterfall.bars)
         assert bars == pytest.approx(answer.waterfall.total_ms), file
-        write_trace_report(answer, [file.name], tmp_path / "report.md")
+        write_rendered(trace_report(answer, [file.name]), tmp_path / "report.md")

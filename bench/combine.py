@@ -257,8 +257,18 @@ def counters(reports: list[RankReport]) -> dict[str, Any]:
         "operators": max(part["count"] for part in operators),
         "executed_flops": max(part["executed_flops"] for part in operators),
         "by_operator": _largest([part["by_operator"] for part in operators]),
-        "peak_tensor_bytes": max(part["memory"]["peak_tensor_bytes"] for part in parts),
+        **_peak_memory([part["memory"] for part in parts]),
         **({"routing": combine_routing(routing)} if routing else {}),
+    }
+
+
+def _peak_memory(memory: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the highest peak of live tensors, and what it is made of on that rank."""
+    highest = max(memory, key=lambda one: one["peak_tensor_bytes"])
+    by_kind = highest.get("peak_tensor_by_kind")
+    return {
+        "peak_tensor_bytes": highest["peak_tensor_bytes"],
+        **({"peak_tensor_by_kind": by_kind} if by_kind else {}),
     }
 
 
@@ -278,7 +288,13 @@ def _measurement(spec: RunSpec) -> dict[str, Scalar]:
 def _rank_environment(reports: list[RankReport]) -> dict[str, Any]:
     if not reports:
         return {}
-    return {"kernels": reports[0].kernels, "ranks": [report.environment for report in reports]}
+    # Pipeline stages may have different layers.
+    kinds = sorted({kind for report in reports for kind in report.kernels})
+    kernels = {
+        kind: "; ".join(sorted({r.kernels[kind] for r in reports if kind in r.kernels}))
+        for kind in kinds
+    }
+    return {"kernels": kernels, "ranks": [report.environment for report in reports]}
 
 
 def _artifacts(run_folder: Path) -> dict[str, str]:

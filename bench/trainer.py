@@ -4,13 +4,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.batch import Batch
 from models.layers.attention import AttentionCore
-from models.layers.compressed_attention import CompressedAttentionCore
+from models.layers.compressed_attention import CompressedAttentionCore, Indexer
+from models.layers.vision import VisionBlock
 from models.protocol import NamedMoE
-from parallel.fsdp import reduce_gradients
+from parallel.fsdp import prepare_backward
 from parallel.layout import Shard, clear_gradients, collect_gradients, local_shards
 from parallel.mesh import build_meshes
 from parallel.optimizer import LowPrecisionAdamW
@@ -20,6 +21,13 @@ from parallel.tensor import sum_replicated
 from workloads.build import build_stages, build_whole, place_stages
 from workloads.data import count_tokens, open_data
 from workloads.workload import Training, Workload
+
+KERNEL_KINDS: dict[str, tuple[type[nn.Module], ...]] = {
+    "attention": (AttentionCore, CompressedAttentionCore),
+    "indexer": (Indexer,),
+    "vision attention": (VisionBlock,),
+}
+"""The modules that keep the name of the kernel which served them last, by what the record says."""
 
 
 class StepTensors(NamedTuple):
@@ -90,9 +98,11 @@ class Trainer:
     def kernels(self) -> dict[str, str]:
         """Return which kernel ran for each of the operators that have several."""
         modules = [module for model in self.models for module in model.modules()]
-        kinds = (AttentionCore, CompressedAttentionCore)
-        cores = [module for module in modules if isinstance(module, kinds)]
-        names = {"attention": ", ".join(sorted({core.kernel for core in cores}))}
+        names = {}
+        for kind, types in KERNEL_KINDS.items():
+            kernels = {str(module.kernel) for module in modules if isinstance(module, types)}
+            if kernels:
+                names[kind] = ", ".join(sorted(kernels))
         if self.workload.precision.quantization == "mxfp8":
             native = self.device.type == "cuda" and torch.cuda.get_device_capability() >= (10, 0)
             names["mxfp8"] = "torchao" if native else "torchao, emulated"
@@ -161,7 +171,7 @@ class Trainer:
         (model,) = self.models
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for microbatch, batch in enumerate(batches, start=1):
-            reduce_gradients(model, microbatch == len(batches))
+            prepare_backward(model, self.workload.plan, last=microbatch == len(batches))
             losses = model(*batch)
             losses.total.backward()
             sums += torch.stack((losses.main_sum, losses.mtp_sum))

@@ -26,9 +26,9 @@ from models.layers.linear import Linear
 from models.layers.norm import RMSNorm, rms_norm
 from models.layers.rotary import rotate_adjacent
 from models.layers.tensor_plan import TensorPlan
-from models.ops.attention import attention_kernel
-from models.ops.choose_entries import choose_entries
-from models.ops.joint_attention import Seen, joint_attention
+from models.ops import choose_entries as choosing
+from models.ops import joint_attention as joint
+from models.ops.joint_attention import Seen
 
 
 class IndexerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,6 +135,8 @@ class Indexer(nn.Module):
         self.num_chosen = indexer.num_chosen
         self.block = config.block
         self.width = indexer.num_heads * indexer.head_dim
+        self.kernel = ""
+        """The kernel that served the last forward, for the record."""
         self.compressor = _compressor(config, indexer.head_dim)
         self.q_up_proj = Linear(config.q_lora_rank, indexer.num_heads * indexer.head_dim)
         self.weight_proj = Linear(config.dim, indexer.num_heads)
@@ -152,7 +154,10 @@ class Indexer(nn.Module):
         q = rotate_trailing(q, context)
         weights = self.weight_proj(x_BSD)
         first, last = entries.first_BS, entries.last_BS
-        return choose_entries(q, keys, weights, first, last, entries.block, self.num_chosen)
+        self.kernel = choosing.kernel_of(q)
+        return choosing.choose_entries(
+            q, keys, weights, context.positions_BS, first, last, entries.block, self.num_chosen
+        )
 
 
 class CompressedAttentionCore(nn.Module):
@@ -167,7 +172,7 @@ class CompressedAttentionCore(nn.Module):
         self.width = 2 * config.num_heads * config.head_dim
         """Products of a token with one key."""
         self.kernel = ""
-        """The kernel that served the window in the last forward, for the record."""
+        """The kernel, or kernels, that served the last forward, for the record."""
         self.sinks = make_parameter(config.num_heads, init=Zeros())
 
     def num_keys(self, sequence_length: int) -> int:
@@ -180,11 +185,11 @@ class CompressedAttentionCore(nn.Module):
         self, q: Tensor, kv: Tensor, entries: Tensor, chosen: Tensor | None, shared: Compressed
     ) -> Tensor:
         """(B,S,H,D) from q (B,S,H,D), kv (B,S,D), entries (B,E,D), chosen (B,S,K) or None."""
-        self.kernel = attention_kernel(q.device.type, q.dtype, q.shape[-1])
+        self.kernel = joint.kernel_of(q, chosen=chosen is not None)
         assert shared.entries is not None
         seen = Seen(shared.entries.first_BS, shared.entries.last_BS, self.block, chosen)
         positions = shared.context.positions_BS
-        return joint_attention(
+        return joint.joint_attention(
             q, kv, entries, self.sinks, positions, seen, scale=self.scale, window=self.window
         )
 

@@ -18,7 +18,8 @@ from models.initialization import Normal, make_parameter
 from models.layers.linear import Linear
 from models.layers.norm import LayerNorm
 from models.layers.rotary import rotary_frequencies, rotate_halves
-from models.ops.bidirectional_attention import bidirectional_attention
+from models.ops.attention import attention
+from models.ops.kernels import attention_kernel
 
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,12 +98,17 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class VisionBlock(nn.Module):
-    """x + attention(norm x), then x + feed_forward(norm x), between the patches of an image."""
+    """x + attention(norm x), then x + feed_forward(norm x), between the patches of an image.
+
+    All patches see all: to the operator they are keys that lie before the queries, see `_context`.
+    """
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
         dim = config.dim
         self.num_heads = config.num_heads
+        self.kernel = ""
+        """The kernel of attention that served the last forward, for the record."""
         self.attention_norm = LayerNorm(dim, config.norm_eps)
         self.qkv_proj = Linear(dim, 3 * dim, bias=True)
         self.o_proj = Linear(dim, dim, bias=True)
@@ -114,7 +120,9 @@ class VisionBlock(nn.Module):
         qkv = self.qkv_proj(self.attention_norm(x_IPD)).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = qkv.unbind(2)
         q, k = rotate_halves(q, context), rotate_halves(k, context)
-        out, _ = bidirectional_attention(q, k, v, q.shape[-1] ** -0.5)
+        self.kernel = attention_kernel(q.device.type, q.dtype, q.shape[-1])
+        positions = context.positions_BS.expand(x_IPD.shape[0], -1)
+        out, _ = attention(q, k, v, positions, q.shape[-1] ** -0.5, 0)
         x_IPD = x_IPD + self.o_proj(out.flatten(2))
         hidden = F.gelu(self.up_proj(self.feed_forward_norm(x_IPD)), approximate="tanh")
         return x_IPD + self.down_proj(hidden)
@@ -168,13 +176,17 @@ class VisionTower(nn.Module):
         return [self.merger(x_IPD), *features]
 
     def _context(self, device: torch.device) -> Context:
-        """Rotations of a grid's patches: the first half of the pairs by row, the rest by column."""
+        """Rotations of a grid's patches: the first half of the pairs by row, the rest by column.
+
+        The positions are those of a document of all keys and, after them, all queries.
+        """
         config = self.config
         half = config.dim // config.num_heads // 2
         frequencies = rotary_frequencies(half, config.rope_theta, None, device)
         rows_P, columns_P = patch_places(config, device)
         angles = torch.cat([place[:, None] * frequencies for place in (rows_P, columns_P)], dim=-1)
-        return Context(rows_P[None], angles.cos()[None], angles.sin()[None])
+        positions = torch.arange(2 * config.num_patches, device=device)
+        return Context(positions[None], angles.cos()[None], angles.sin()[None])
 
     def _positions(self, device: torch.device) -> Tensor:
         """(P,D): the learned table, resampled so that its corners are those of the grid."""

@@ -13,18 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from models.ops import attention_flash, attention_tiles
+from models.ops import attention_flash, attention_flex, attention_tiles
+from models.ops.kernels import attention_kernel
 
-
-def attention_kernel(device_type: str, dtype: torch.dtype, head_dim: int) -> str:
-    """The name of the kernel that serves these inputs: "flash_varlen" or "tiles"."""
-    half = dtype in (torch.bfloat16, torch.float16)
-    return "flash_varlen" if device_type == "cuda" and half and head_dim <= 256 else "tiles"
+KERNELS = {"flash_varlen": attention_flash, "flex": attention_flex, "tiles": attention_tiles}
 
 
 def _kernel(q: Tensor) -> ModuleType:
-    name = attention_kernel(q.device.type, q.dtype, q.shape[-1])
-    return {"flash_varlen": attention_flash, "tiles": attention_tiles}[name]
+    return KERNELS[attention_kernel(q.device.type, q.dtype, q.shape[-1])]
 
 
 @torch.library.custom_op("titanbench::attention", mutates_args=())

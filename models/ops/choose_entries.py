@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from models.ops import gym_sparse
+from models.ops.kernels import find_machine, indexer_kernel
+
 TILE_PRODUCTS = 1 << 22
 
 
@@ -21,6 +24,7 @@ def choose_entries(
     q: Tensor,
     keys: Tensor,
     weights: Tensor,
+    positions: Tensor,
     first: Tensor,
     last: Tensor,
     block: int,
@@ -28,9 +32,44 @@ def choose_entries(
 ) -> Tensor:
     """The entries of highest score, (B,S,K) int32 with K = min(num_chosen, E); -1 where fewer.
 
-    q (B,S,H,D), keys (B,E,D), weights (B,S,H); a query chooses among entries [first, last), int64
-    (B,S) both, of which last is at most (t + 1) / block for query t of a row. Not differentiable.
+    q (B,S,H,D), keys (B,E,D), weights (B,S,H), positions (B,S) int64, 0 where a document starts; a
+    query chooses among entries [first, last), int64 (B,S) both, of which last is at most
+    (t + 1) / block for query t of a row. Not differentiable.
     """
+    if kernel_of(q) != "tiles":
+        return gym_sparse.choose_entries(q, keys, weights, positions, first, block, num_chosen)
+    return _choose_in_tiles(q, keys, weights, first, last, block, num_chosen)
+
+
+@choose_entries.register_fake
+def _(
+    q: Tensor,
+    keys: Tensor,
+    weights: Tensor,
+    positions: Tensor,
+    first: Tensor,
+    last: Tensor,
+    block: int,
+    num_chosen: int,
+) -> Tensor:
+    shape = (*q.shape[:2], min(num_chosen, keys.shape[1]))
+    return q.new_empty(shape, dtype=torch.int32)
+
+
+def kernel_of(q: Tensor) -> str:
+    """The name of the kernel that serves queries like these."""
+    return indexer_kernel(find_machine(q.device.type), q.dtype, *q.shape[2:])
+
+
+def _choose_in_tiles(
+    q: Tensor,
+    keys: Tensor,
+    weights: Tensor,
+    first: Tensor,
+    last: Tensor,
+    block: int,
+    num_chosen: int,
+) -> Tensor:
     B, S, H, _ = q.shape
     chosen = q.new_full((B, S, min(num_chosen, keys.shape[1])), -1, dtype=torch.int32)
     step = max(1, TILE_PRODUCTS // max(1, B * H * keys.shape[1]))
@@ -47,20 +86,6 @@ def choose_entries(
         numbers = best.indices.masked_fill_(best.values == float("-inf"), -1)
         chosen[:, tile, : numbers.shape[2]] = numbers.int()
     return chosen
-
-
-@choose_entries.register_fake
-def _(
-    q: Tensor,
-    keys: Tensor,
-    weights: Tensor,
-    first: Tensor,
-    last: Tensor,
-    block: int,
-    num_chosen: int,
-) -> Tensor:
-    shape = (*q.shape[:2], min(num_chosen, keys.shape[1]))
-    return q.new_empty(shape, dtype=torch.int32)
 
 
 @register_flop_formula(torch.ops.titanbench.choose_entries)

@@ -5,6 +5,8 @@ to that of the joint softmax, in whose denominator the sink logit of a head stan
 kernels' backward passes take an output and a log-sum-exp to make weights and their gradients from:
 given the joint ones they compute their part of the joint gradient.
 
+Where Attention Gym has one kernel for all of it, that one serves; see models.ops.kernels.
+
 B batch, S sequence, H heads, D width, E entries of a row.
 """
 
@@ -16,6 +18,8 @@ from torch import Tensor
 from models.ops.attention import attention, attention_backward
 from models.ops.chosen_attention import chosen_attention, chosen_attention_backward
 from models.ops.entry_attention import entry_attention, entry_attention_backward
+from models.ops.gym_sparse import gathered_attention
+from models.ops.kernels import find_machine, joint_attention_kernel
 
 
 class Seen(NamedTuple):
@@ -75,6 +79,12 @@ class _JointAttention(torch.autograd.Function):
         return dq + far_dq, (dk + dv).squeeze(2), dentries, dsinks_H, *(None,) * 7
 
 
+def kernel_of(q: Tensor, *, chosen: bool) -> str:
+    """The name of the kernel, or kernels, that serve queries like these."""
+    machine = find_machine(q.device.type)
+    return joint_attention_kernel(machine, q.dtype, q.shape[-1], chosen=chosen)
+
+
 def _share(part_lse: Tensor, lse: Tensor, dtype: torch.dtype) -> Tensor:
     """(B,S,H,1): the part of the joint softmax's weight that goes to these keys."""
     return torch.exp(part_lse - lse).transpose(1, 2)[..., None].to(dtype)
@@ -97,6 +107,10 @@ def joint_attention(
     models.ops.attention: the window ends at the document's start; sinks (H,) logits.
     """
     first, last, block, chosen = seen
+    if chosen is not None and kernel_of(q, chosen=True) == "attn_gym.gather_attn":
+        return gathered_attention(
+            q, kv, entries, sinks_H, positions, first, chosen, block, scale, window, "fused"
+        )
     return _JointAttention.apply(
         q, kv, entries, sinks_H, positions, first, last, block, chosen, scale, window
     )

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.ops import attention_flash, attention_tiles
-from models.ops.attention import attention, attention_backward, attention_kernel
+from models.ops.attention import attention, attention_backward
 from tests.models.helpers import pack, relative_error
 
 CASES = {
@@ -228,12 +228,6 @@ def test_flops_are_two_products_forward_and_five_backward(window: int, keys: int
     scores = B * H * S * keys
     assert forward == 2 * scores * (D + Dv)
     assert counter.get_total_flops() - forward == 2 * scores * (3 * D + 2 * Dv)
-
-
-def test_the_kernel_is_chosen_by_device_and_dtype() -> None:
-    assert attention_kernel("cuda", torch.bfloat16, 192) == "flash_varlen"
-    assert attention_kernel("cuda", torch.float32, 192) == "tiles"
-    assert attention_kernel("cpu", torch.bfloat16, 192) == "tiles"
 
 
 def test_the_flash_kernel_sees_the_documents_as_one_stream() -> None:

@@ -163,7 +163,8 @@ def test_the_indexer_chooses_the_entries_of_highest_score(monkeypatch: pytest.Mo
     positions = pack(DOCUMENTS, 8).positions_BS
     entries = entry_map(positions)
     q, keys, weights = random(2, 200, 5, 6), random(2, 25, 6, seed=1), random(2, 200, 5, seed=2)
-    chosen = choose_entries(q, keys, weights, entries.first_BS, entries.last_BS, BLOCK, 4)
+    seen = (positions, entries.first_BS, entries.last_BS)
+    chosen = choose_entries(q, keys, weights, *seen, BLOCK, 4)
 
     scores = torch.einsum("bshd,bed->bshe", q, keys).relu()
     scores = (scores * weights[..., None]).sum(2)
@@ -183,7 +184,7 @@ def operators(S: int) -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
     first, last = entries.first_BS, entries.last_BS
     q, table, lse = random(2, S, H, D), random(2, S // BLOCK, D), random(2, H, S)
     chosen = torch.arange(5, dtype=torch.int32).expand(2, S, 5).contiguous()
-    index = (random(2, S, H, D), table, random(2, S, H), first, last, BLOCK, 5)
+    index = (random(2, S, H, D), table, random(2, S, H), positions, first, last, BLOCK, 5)
     return [
         (entry_ops.entry_attention, (q, table, first, last, BLOCK, 0.25)),
         (entry_ops.entry_attention_backward, (q, q, table, q, lse, first, last, BLOCK, 0.25)),

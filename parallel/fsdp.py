@@ -7,6 +7,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from models.protocol import Model
 from parallel.mesh import Meshes
+from parallel.plan import ParallelPlan
 
 
 def shard(
@@ -48,7 +49,21 @@ def sum_gradients(module: FSDPModule) -> None:
     module.set_force_sum_reduction_for_comms(True)
 
 
-def reduce_gradients(model: nn.Module, reduce: bool) -> None:
-    """Say whether the next backward pass reduces gradients or only accumulates them."""
+def prepare_backward(model: nn.Module, plan: ParallelPlan, *, last: bool) -> None:
+    """Say what the backward pass of a microbatch does beyond adding up this rank's gradients.
+
+    Args:
+        last: whether it is the last one of the step.
+    """
     assert isinstance(model, FSDPModule)
-    model.set_requires_gradient_sync(reduce)
+    model.set_requires_gradient_sync(last or not plan.reduces_once)
+    model.set_requires_all_reduce(last)
+    model.set_reshard_after_backward(last or plan.reshards)
+
+
+def reduce_now(model: nn.Module) -> None:
+    """Reduce the gradients that are there, as a backward pass does whose hooks run."""
+    assert isinstance(model, FSDPModule)
+    for state in model._get_fsdp_state()._state_ctx.all_states:
+        for group in state._fsdp_param_groups:
+            group.post_backward()

@@ -26,6 +26,7 @@ from models.layers.linear import local
 from models.protocol import Model, State
 from parallel.actions import schedule_actions
 from parallel.bubble import Durations, bubble_fraction
+from parallel.fsdp import reduce_now
 from parallel.plan import ParallelPlan
 from parallel.remat import replace_forward
 from parallel.schedules import RULES, rank_of_stage
@@ -41,22 +42,34 @@ class Shapes(NamedTuple):
 
 
 class Stage(PipelineStage):
-    """A stage whose parameters FSDP gathers once per step, or anew in each microbatch."""
+    """A stage whose backward reshards parameters and reduces gradients when the plan says so."""
 
-    reshards = False
+    plan: ParallelPlan
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]] | None]:
-        """As torch's, which leaves every block gathered that a backward has been through."""
-        if not self.reshards:
-            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-        assert backward_type == "full", "a backward in two parts needs the same parameters twice"
+        """As torch's, which leaves blocks gathered and gradients whole until the step ends."""
+        plan = self.plan
+        torchs = super().backward_maybe_with_nosync
+        if backward_type == "input" or (plan.reduces_once and not plan.reshards):
+            return torchs(backward_type, bwd_kwargs, last_backward)
+        if backward_type == "weight":
+            torchs(backward_type, bwd_kwargs, last_backward)
+            # Those gradients come out of torch.autograd.grad, which runs no hooks of FSDP.
+            self._prepare(last_backward)
+            reduce_now(self.submod)
+            return (), None
+        self._prepare(last_backward)
+        return stage_backward(**bwd_kwargs), None
+
+    def _prepare(self, last_backward: bool) -> None:
+        """Say what happens to gradients and parameters once gradients of a microbatch are there."""
         assert isinstance(self.submod, FSDPModule)
         self.submod.set_is_last_backward(False)
-        self.submod.set_reshard_after_backward(True)
-        self.submod.set_requires_gradient_sync(False)
-        return stage_backward(**bwd_kwargs), None
+        self.submod.set_reshard_after_backward(self.plan.reshards)
+        self.submod.set_requires_gradient_sync(not self.plan.reduces_once)
+        self.submod.set_requires_all_reduce(last_backward)
 
 
 class Pipeline:
@@ -147,7 +160,7 @@ class Pipeline:
             output_args=state(leaves) if leaves else (_example((), torch.float32),) * 3,
             group=self.group,
         )
-        built.reshards = self.plan.reshards
+        built.plan = self.plan
         return built
 
     def _take_losses(self, losses: tuple[Tensor, ...], _: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from parallel.schedules import RULES, Schedule, check_schedule, stages_of_rank
 Remat = Literal["none", "full", "selective"]
 RematRegion = Literal["attention", "delta_rule", "experts", "feed_forward", "projections"]
 Compile = Literal["none", "local", "block"]
+Reduction = Literal["step", "microbatch"]
 ContextMethod = Literal["gather", "ulysses", "ring"]
 SIZES = ("pp", "dp_replicate", "cp", "tp", "ep", "microbatches", "stages_per_rank")
 DEFAULT_SCHEDULE: Schedule = "1F1B"
@@ -36,7 +37,11 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     ``reshard_after_forward`` gathers the parameters of a block anew in every forward and backward
     (True) or once per step (False); it is True by default without a pipeline, False with one.
-    Under a pipeline the gradients stay unsharded until the last microbatch and are reduced once.
+
+    ``reduce_gradients`` says when the ranks that share parameters add up their gradients. Once a
+    "step" moves least, and between microbatches keeps whole gradients, in the dtype of the
+    reduction, of all that a rank gathers; after every "microbatch" a rank keeps those of its
+    shards alone. Replicas add up theirs once a step either way.
 
     ``remat`` says which activations the backward pass computes anew: none, all of a block
     ("full"), or all but those of the regions in ``remat_save`` ("selective"); a region that a
@@ -53,6 +58,7 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     schedule: Schedule = DEFAULT_SCHEDULE
     stages_per_rank: int = 1
     reshard_after_forward: bool | None = None
+    reduce_gradients: Reduction = "step"
     context: ContextMethod = "gather"
     remat: Remat = "none"
     remat_save: tuple[RematRegion, ...] = DEFAULT_REMAT_SAVE
@@ -121,6 +127,11 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def num_stages(self) -> int:
         """Stages of the whole pipeline."""
         return self.pp * self.stages_per_rank
+
+    @property
+    def reduces_once(self) -> bool:
+        """Whether gradients are reduced after the last microbatch alone."""
+        return self.reduce_gradients == "step"
 
     @property
     def reshards(self) -> bool:

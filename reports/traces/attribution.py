@@ -102,13 +102,13 @@ def _classes(
 
 def _resolved(own: Ints, context: Ints, operator: Ints) -> Ints:
     """`classify.resolve` for every piece, once per distinct combination."""
-    table = np.stack([own, context, operator], axis=1)
-    distinct, place = np.unique(table, axis=0, return_inverse=True)
-    results = [
-        CLASSES.index(resolve(CLASSES[a], None if b == NONE else CLASSES[b], CLASSES[c]))
-        for a, b, c in distinct.tolist()
-    ]
-    return np.array(results, dtype=np.int64)[place.reshape(-1)]
+    sizes = (len(CLASSES), len(CLASSES) + 1, len(CLASSES))
+    combined = np.ravel_multi_index((own, context + 1, operator), sizes)
+    results = np.zeros(sizes, dtype=np.int64)
+    for a, b, c in np.argwhere(np.bincount(combined, minlength=results.size).reshape(sizes)):
+        known = resolve(CLASSES[a], CLASSES[b - 1] if b else None, CLASSES[c])
+        results[a, b, c] = CLASSES.index(known)
+    return results.ravel()[combined]
 
 
 def _collective_columns(

@@ -6,7 +6,7 @@ import numpy as np
 from msgspec import Struct
 
 from reports.traces.columns import NONE, Bools, Events, Ints, mask_of
-from reports.traces.intervals import Intervals, covers, edges_of, empty, union
+from reports.traces.intervals import Intervals, ascending, covers, edges_of, empty, union
 from reports.traces.links import Links
 from reports.traces.steps import Step, step_edges
 from reports.traces.work import (
@@ -132,7 +132,7 @@ def breakdown(lanes: Lanes, steps: list[Step], rank: int) -> list[StepBreakdown]
     """One row per window and, last, `all` over all of them."""
     bounds = step_edges(steps)
     sets = [getattr(lanes, name) for name in Lanes.__struct_fields__]
-    edges = np.unique(np.concatenate([edges_of(*sets), bounds]))
+    edges = ascending(edges_of(*sets), bounds)
     edges = edges[(edges >= bounds[0]) & (edges <= bounds[-1])]
     left, length = edges[:-1], np.diff(edges)
     place = np.searchsorted(bounds, left, side="right") - 1

@@ -55,7 +55,13 @@ def covers(intervals: Intervals, points: Ints) -> Bools:
 
 def edges_of(*sets: Intervals) -> Ints:
     """Every border of the sets, ascending and without repetition."""
-    return np.unique(np.concatenate([side for one in sets for side in (one.start, one.stop)]))
+    return ascending(*(side for one in sets for side in (one.start, one.stop)))
+
+
+def ascending(*times: Ints) -> Ints:
+    """All times in ascending order without repetition; quick where each is in order already."""
+    values = np.sort(np.concatenate(times), kind="stable")
+    return values[np.concatenate([[True], values[1:] != values[:-1]])] if len(values) else values
 
 
 def combine(first: Intervals, second: Intervals, keep: str) -> Intervals:

@@ -1,5 +1,7 @@
 """Launch overhead: what the host pays to start device work, and how long that work then waits."""
 
+from collections import defaultdict
+
 import numpy as np
 from msgspec import Struct
 
@@ -40,10 +42,13 @@ def launch_times(trace: Trace, links: Links) -> list[LaunchTime]:
     np.add.at(device_ns, place, trace.events.duration[device])
     delay = np.maximum(trace.events.start[device[first]] - trace.events.end[calls], 0)
     counts = np.bincount(place)
-    names = np.array([normalise(trace.names[number]) for number in trace.events.name[calls]])
+    numbers = trace.events.name[calls]
+    names: dict[str, list[int]] = defaultdict(list)
+    for number in np.unique(numbers).tolist():
+        names[normalise(trace.names[number])].append(number)
     rows = []
-    for name in np.unique(names).tolist():
-        chosen = np.flatnonzero(names == name)
+    for name in sorted(names):
+        chosen = np.flatnonzero(np.isin(numbers, names[name]))
         rows.append(
             _row(name, trace.events.duration[calls[chosen]], device_ns, delay, counts, chosen)
         )

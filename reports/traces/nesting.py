@@ -28,35 +28,41 @@ def nest(events: Events) -> Nesting:
     thread += events.process[host]
     order = np.lexsort((-events.duration[host], events.start[host], thread))
     rows, thread = host[order], thread[order]
+    place = _enclosing(thread, events.start[rows], events.end[rows])
     parent = np.full(len(events), NONE, dtype=np.int64)
-    depth = _parents(rows, thread, events, parent)
-    levels = _levels(rows, depth)
-    return Nesting(rows=rows, parent=parent, levels=levels)
+    parent[rows] = np.where(place == NONE, NONE, rows[place])
+    return Nesting(rows=rows, parent=parent, levels=_levels(rows, _depths(place)))
 
 
-def _parents(rows: Ints, thread: Ints, events: Events, parent: Ints) -> Ints:
-    """Fill `parent` and return the depth of each of `rows`."""
-    starts, ends = events.start[rows].tolist(), events.end[rows].tolist()
-    owners, depths = [], []
-    stack_rows: list[int] = []
-    stack_ends: list[int] = []
-    current = None
-    for row, own_thread, start, end in zip(
-        rows.tolist(), thread.tolist(), starts, ends, strict=True
-    ):
-        if own_thread != current:
-            current = own_thread
-            stack_rows.clear()
-            stack_ends.clear()
-        while stack_ends and stack_ends[-1] <= start:
-            stack_ends.pop()
-            stack_rows.pop()
-        owners.append(stack_rows[-1] if stack_rows else NONE)
-        depths.append(len(stack_rows))
-        stack_rows.append(row)
-        stack_ends.append(end)
-    parent[rows] = owners
-    return np.array(depths, dtype=np.int64)
+def _enclosing(thread: Ints, start: Ints, end: Ints) -> Ints:
+    """Place of the innermost event around each event of a sorted list, -1 without one.
+
+    It is the nearest earlier event of the thread that has not ended at the event's start. Where
+    the nearest known so far has ended, so has everything between it and its own candidate, which
+    is therefore the next candidate: each round doubles the reach.
+    """
+    place = np.arange(-1, len(thread) - 1)
+    place[np.flatnonzero(thread[1:] != thread[:-1]) + 1] = NONE
+    unsettled = np.flatnonzero(place != NONE)
+    while len(unsettled):
+        candidate = place[unsettled]
+        ended = end[candidate] <= start[unsettled]
+        unsettled = unsettled[ended]
+        place[unsettled] = place[candidate[ended]]
+        unsettled = unsettled[place[unsettled] != NONE]
+    return place
+
+
+def _depths(place: Ints) -> Ints:
+    """Number of events around each, from the place of its innermost one."""
+    depth = (place != NONE).astype(np.int64)
+    above = place.copy()
+    inner = np.flatnonzero(place != NONE)
+    while len(inner):
+        depth[inner] += depth[above[inner]]
+        above[inner] = above[above[inner]]
+        inner = inner[above[inner] != NONE]
+    return depth
 
 
 def _levels(rows: Ints, depth: Ints) -> tuple[Ints, ...]:

@@ -96,9 +96,10 @@ def normalised(names: tuple[str, ...]) -> Names:
 
 def first_of_row(work: Work) -> Ints:
     """1 for the first piece of each event, 0 for its others: a count of events."""
-    first = np.zeros(len(work.row), dtype=np.int64)
-    first[np.unique(work.row, return_index=True)[1]] = 1
-    return first
+    pieces = np.arange(len(work.row))
+    first = np.empty(int(work.row.max(initial=NONE)) + 1, dtype=np.int64)
+    first[work.row[::-1]] = pieces[::-1]  # of several values for one place the last one stays
+    return (first[work.row] == pieces).astype(np.int64)
 
 
 def class_times(

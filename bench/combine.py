@@ -303,6 +303,7 @@ def _artifacts(run_folder: Path) -> dict[str, str]:
         "steps": STEPS_FILE,
         "ranks": "ranks/",
         "traces": "traces/",
+        "memory": "memory/",
         "published": PUBLISHED_FILE,
     }
     return {name: path for name, path in paths.items() if (run_folder / path).exists()}

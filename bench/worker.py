@@ -21,6 +21,7 @@ import torch.distributed as dist
 from bench.cpu_peak import cpu_peak
 from bench.instruments.collectives import CollectiveCounter
 from bench.instruments.memory import AllocatorPeak, TensorBytes, peak_rss_bytes
+from bench.instruments.memory_course import MemoryCourse, write_course
 from bench.instruments.observation import Observation
 from bench.instruments.operators import OperatorCounter
 from bench.instruments.profiler import ProfilerWindow
@@ -100,12 +101,20 @@ class Session:
 
     def count(self) -> None:
         """Run one step under the exact counters."""
+        trainer = self.trainer
         operators, collectives = OperatorCounter(), CollectiveCounter()
-        tensors = TensorBytes(self.trainer.standing_tensors())
-        routing = RoutingCounter(self.trainer.moe_layers(), self.trainer.workload.plan.ep)
-        with routing, tensors, Observation((operators, collectives, tensors)):
+        is_compiled = trainer.workload.plan.compile != "none"
+        standing = {"parameter": trainer.standing_tensors(), "optimizer_state": states_of(trainer)}
+        course = MemoryCourse(standing, () if is_compiled else trainer.models)
+        tensors = TensorBytes(trainer.standing_tensors(), course.note)
+        routing = RoutingCounter(trainer.moe_layers(), trainer.workload.plan.ep)
+        with routing, course, tensors, Observation((course, operators, collectives, tensors)):
             self.run_step("counted")
         self.instruments["memory"].update(tensors.report())
+        memory = course.device_memory(trainer.device.type)
+        if memory is not None:
+            write_course(memory, self.run_folder, self.rank)
+            self.instruments["memory"]["peak_tensor_by_kind"] = memory.peak_by_kind
         self.instruments["collectives"] = collectives.report()
         self.instruments["operators"] = operators.report()
         self.instruments["routing"] = routing.report()
@@ -121,6 +130,12 @@ class Session:
         with ProfilerWindow(self.run_folder, self.rank, self.trainer.device, metadata) as window:
             self.run_step("profiled")
         self.instruments["profiler"] = window.report()
+
+
+def states_of(trainer: Trainer) -> list[torch.Tensor]:
+    """Return the tensors of the optimizer's state."""
+    values = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    return [value for value in values if torch.is_tensor(value)]
 
 
 def work(spec: RunSpec, run_folder: Path, rank: int, world_size: int) -> RankReport:

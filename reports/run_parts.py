@@ -209,12 +209,24 @@ def communication(run: Run, anchor: str) -> list[Block]:
     if plain:
         columns = [Column(title="Counter"), Column(title="Value", is_numeric=True)]
         blocks.append(Table(columns=columns, rows=plain, caption="Counters of one step."))
+    blocks += peak_by_kind(counters.get("peak_tensor_by_kind"))
     operators = operator_rows(counters.get("by_operator"))
     if operators:
         columns = [Column(title="Operator"), Column(title="Calls", is_numeric=True)]
         caption = f"The {len(operators)} operators that one step called"
         blocks.append(Table(columns=columns, rows=operators, caption=caption, folded=True))
     return blocks
+
+
+def peak_by_kind(kinds: Any) -> list[Block]:
+    """Return what the peak of live tensors is made of, from ``{kind: bytes}``."""
+    rows = [
+        [Cell(text=kind.replace("_", " ")), Cell(text=short_bytes(size), value=size)]
+        for kind, size in (kinds or {}).items()
+    ]
+    columns = [Column(title="Kind"), Column(title="At the peak", is_numeric=True)]
+    caption = "Live tensors at the peak of the counted step, on the rank with the highest."
+    return [Table(columns=columns, rows=rows, caption=caption)] if rows else []
 
 
 def collective_rows(collectives: Any) -> list[list[Cell]]:

@@ -3,20 +3,29 @@
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch.utils._pytree import tree_leaves
+
+
+class OnChange(Protocol):
+    """Hears that the storage of an id had ``before`` bytes and now has ``after``."""
+
+    def __call__(self, storage_id: int, before: int, after: int, *, resized: bool) -> None:
+        """Take note of one change."""
 
 
 class TensorBytes:
     """Tracks the bytes of every live storage from the given tensors on, and their peak.
 
     A context manager around the observed step: FSDP frees and refills storages by resizing
-    them, which no operator shows, so resizing is watched while it is open.
+    them, which no operator shows, so resizing is watched while it is open. ``on_change`` hears
+    of every change of a storage's bytes.
     """
 
-    def __init__(self, standing: Iterable[torch.Tensor]) -> None:
+    def __init__(self, standing: Iterable[torch.Tensor], on_change: OnChange | None = None) -> None:
+        self._on_change = on_change
         self._bytes: dict[int, int] = {}
         self._total = 0
         self._peak = 0
@@ -30,7 +39,7 @@ class TensorBytes:
 
         def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
             result = original(storage, size)
-            note(storage)
+            note(storage, resized=True)
             return result
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign,assignment]
@@ -54,18 +63,25 @@ class TensorBytes:
         """Return the peak and what stood before the step, in bytes."""
         return {"peak_tensor_bytes": self._peak, "standing_tensor_bytes": self.standing_bytes}
 
-    def _note(self, storage: torch.UntypedStorage) -> None:
+    def _note(self, storage: torch.UntypedStorage, *, resized: bool = False) -> None:
         key = id(storage)
         if key not in self._bytes:
             weakref.finalize(storage, self._forget, key)
             self._bytes[key] = 0
-        size = storage.nbytes()
-        self._total += size - self._bytes[key]
+        size, before = storage.nbytes(), self._bytes[key]
+        if size == before:
+            return
+        self._total += size - before
         self._bytes[key] = size
         self._peak = max(self._peak, self._total)
+        if self._on_change is not None:
+            self._on_change(key, before, size, resized=resized)
 
     def _forget(self, key: int) -> None:
-        self._total -= self._bytes.pop(key, 0)
+        before = self._bytes.pop(key, 0)
+        self._total -= before
+        if self._on_change is not None and before:
+            self._on_change(key, before, 0, resized=False)
 
 
 class AllocatorPeak:

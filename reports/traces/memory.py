@@ -44,8 +44,8 @@ def memory_of(trace: Trace, nesting: Nesting, host_phase: Ints) -> list[DeviceMe
         rows = np.flatnonzero(key == value)
         rows = rows[np.argsort(memory.time[rows], kind="stable")]
         columns = (column[rows] for column in (around, phase, operator, module))
-        device_type, device_id = divmod(value, 1024)
-        device = "cpu" if device_type == 0 else f"device {device_id}"
+        on_host = int(memory.device_type[rows[0]]) == 0
+        device = "cpu" if on_host else f"device {int(memory.device_id[rows[0]])}"
         recorded = _recorded(trace, rows, *columns)
         found.append(device_memory(recorded, device=device, source=SOURCE, kinds=EVENT_KINDS))
     return sorted(found, key=lambda one: -one.peak_bytes)

@@ -83,3 +83,14 @@ def test_what_is_alive_at_the_peak_names_operator_and_phase(tmp_path: Path) -> N
         ("aten::zeros_like", "optimizer", "optimizer_state", 200),
         ("aten::mm", "backward", "gradient", 50),
     ]
+
+
+def test_memory_of_the_host_is_called_cpu_whatever_its_number(tmp_path: Path) -> None:
+    """The profiler gives the host the device number -1."""
+    rows = training()
+    for row in rows:
+        if row["name"] == "[memory]":
+            row["args"] |= {"Device Type": 0, "Device Id": -1}
+    (device,) = reduce_trace(write(tmp_path / "rank0.json", rows)).memory
+
+    assert device.device == "cpu"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from models.batch import Context
-from models.layers.attention import AttentionCore
+from models.layers.attention import AttentionCore, Expansion
 from models.layers.delta_rule import DeltaRuleCore, ShortConvolution
 from models.ops.attention import attention_kernel
 from models.protocol import Model
@@ -26,7 +26,7 @@ from parallel.linear_attention import ExchangedStates, HaloConvolution
 from parallel.packing import pack, unpack
 from parallel.plan import ContextMethod
 from parallel.remat import replace_forward
-from parallel.ring import ring_attention
+from parallel.ring import Ring, ring_attention
 
 MIXES_ALL = (AttentionCore, DeltaRuleCore)
 MIXERS = (*MIXES_ALL, ShortConvolution)
@@ -112,23 +112,36 @@ class ExchangedHeads:
 
 
 class RingKeys:
-    """Keys and values travel around the ranks and meet the queries: no rank holds all of them."""
+    """What keys and values are made of travels around the ranks: no rank holds all of it."""
 
     def __init__(self, core: AttentionCore, chunks: Chunks, group: dist.ProcessGroup) -> None:
         self.core = core
         self.chunks = chunks
         self.group = group
 
-    def exchange(self, *sources: Tensor) -> tuple[Tensor, ...]:
-        """Return the sources as they are: the keys and values made of them travel."""
-        return sources
+    def mix(
+        self,
+        q: Tensor,
+        sources: tuple[Tensor, ...],
+        context: Context,
+        expansion: Expansion | None = None,
+    ) -> Tensor:
+        """As ``AttentionCore.mix``; the core expands what arrives, and may be kept as a region."""
+        return self.core(q, sources, context, expansion)
 
     @torch.compiler.disable
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+    def __call__(
+        self,
+        q: Tensor,
+        sources: tuple[Tensor, ...],
+        context: Context,
+        expansion: Expansion | None,
+    ) -> Tensor:
         """Attend from both chunks to one rank's keys after another."""
-        core, positions = self.core, context.positions_BS
+        core = self.core
         core.kernel = attention_kernel(q.device.type, q.dtype, q.shape[-1])
-        return ring_attention(q, k, v, positions, core.scale, self.chunks, self.group)
+        ring = Ring(self.chunks, self.group, core.scale, expansion)
+        return ring_attention(ring, q, sources, context.positions_BS)
 
 
 def spread_sequence(model: Model, mesh: DeviceMesh, method: ContextMethod) -> None:
@@ -141,7 +154,7 @@ def spread_sequence(model: Model, mesh: DeviceMesh, method: ContextMethod) -> No
     group = mesh.get_group()
     for module in sequence_mixers(model, mesh.size()):
         if isinstance(module, AttentionCore):
-            _replace(module, _attention(module, chunks, group, method))
+            divide_attention(module, chunks, group, method)
         elif isinstance(module, DeltaRuleCore):
             replace_forward(module, ExchangedStates(module, chunks, group))
         elif isinstance(module, ShortConvolution):
@@ -177,17 +190,17 @@ def sequence_mixers(model: Model, num_ranks: int) -> list[nn.Module]:
     return found
 
 
-def _attention(
+def divide_attention(
     core: AttentionCore, chunks: Chunks, group: dist.ProcessGroup, method: ContextMethod
-) -> Attention:
-    if method == "ulysses":
-        return ExchangedHeads(core, chunks, group)
-    if core.window:
-        return HaloKeys(core, chunks, group)
-    return (RingKeys if method == "ring" else GatheredKeys)(core, chunks, group)
-
-
-def _replace(core: AttentionCore, attention: Attention) -> None:
+) -> None:
+    """Make ``core`` attend from the chunks of a rank to all keys that they see, in place."""
+    if method == "ring" and not core.window:
+        ring = RingKeys(core, chunks, group)
+        core.mix = ring.mix  # type: ignore[method-assign]
+        replace_forward(core, ring)
+        return
+    kind = ExchangedHeads if method == "ulysses" else HaloKeys if core.window else GatheredKeys
+    attention: Attention = kind(core, chunks, group)
     core.exchange = attention.exchange  # type: ignore[method-assign]
     replace_forward(core, attention)
 

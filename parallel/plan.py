@@ -30,10 +30,10 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sharded over the remaining ``efsdp``. ``microbatches`` is how often gradients are accumulated
     in a step, or how many microbatches flow through the pipeline.
 
-    ``context`` says what travels between cp ranks: keys and values to every rank (or what they are
-    made of, and within a window only the tokens that it reaches back), heads in exchange for
-    tokens ("ulysses"), or keys and values from rank to rank ("ring": no rank holds all of them; a
-    window is treated as by "gather").
+    ``context`` says what travels between cp ranks: what keys and values are made of, to every rank
+    ("gather"; for a window only the tokens that it reaches back) or from rank to rank ("ring": no
+    rank holds all of it; a window is treated as by "gather"), or heads in exchange for tokens
+    ("ulysses").
 
     ``reshard_after_forward`` gathers the parameters of a block anew in every forward and backward
     (True) or once per step (False); it is True by default without a pipeline, False with one.

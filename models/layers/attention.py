@@ -1,11 +1,12 @@
 """The attention core: the one replaceable submodule between the projections of a layer."""
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from models.batch import Context
-from models.layers.linear import local
+from models.layers.linear import Linear, local
 from models.ops.attention import attention, attention_kernel
 from models.ops.attention_sinks import attention_with_sinks
 
@@ -22,12 +23,24 @@ class Attending(Protocol):
         ...
 
 
+class Expansion(NamedTuple):
+    """Makes keys (B,S,Hkv,D) and values (B,S,Hkv,Dv) of narrower sources, token by token."""
+
+    up: Linear
+    """Widens the first source, a latent."""
+    split: Callable[..., tuple[Tensor, Tensor]]
+    """Takes what `up` made and the other sources."""
+
+    def __call__(self, latent: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        return self.split(self.up(latent), *rest)
+
+
 class AttentionCore(nn.Module):
     """Softmax attention of a layer: q (B,S,H,D), k (B,S,Hkv,D), v (B,S,Hkv,Dv) to (B,S,H,Dv).
 
     Context parallelism, a key/value cache for decoding and other kernels replace this module; the
-    layer around it does not change. A layer calls `exchange` on what its keys and values are made
-    of, makes them, and calls `forward`. `sinks` (H,) are logits that take part in the softmax.
+    layer around it does not change. A layer calls `mix` with what its keys and values are made of.
+    `sinks` (H,) are logits that take part in the softmax.
     """
 
     def __init__(
@@ -46,12 +59,24 @@ class AttentionCore(nn.Module):
         """Half of the sequence, or the window if that is less."""
         return min(sequence_length // 2, self.window or sequence_length)
 
-    def exchange(self, *sources: Tensor) -> tuple[Tensor, ...]:
-        """What keys and values are made of, (B,S,...) each, for every key that queries here see.
+    def mix(
+        self,
+        q: Tensor,
+        sources: tuple[Tensor, ...],
+        context: Context,
+        expansion: Expansion | None = None,
+    ) -> Tensor:
+        """Attention to the keys and values that are `sources`, or that `expansion` makes of them.
 
-        The narrowest stage at which positions are known: rotated keys and values themselves, or
-        the latent that they come from. Here queries see no keys but their own.
+        Sources, (B,S,...) each, are the narrowest stage at which positions are known, so that they
+        can travel: rotated keys and values themselves, or the latent that they come from.
         """
+        sources = self.exchange(*sources)
+        k, v = sources if expansion is None else expansion(*sources)
+        return self(q, k, v, context)
+
+    def exchange(self, *sources: Tensor) -> tuple[Tensor, ...]:
+        """The sources of every key that queries here see: no keys but their own."""
         return sources
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:

@@ -85,8 +85,7 @@ class GroupedQueryAttention(nn.Module):
         q, k = _apply(self.query_norm, q), _apply(self.key_norm, k)
         if self.rotary:
             q, k = rotate_halves(q, context), rotate_halves(k, context)
-        k, v = self.core.exchange(k, v)
-        out = _apply(self.output_norm, self.core(q, k, v, context)).flatten(2)
+        out = _apply(self.output_norm, self.core.mix(q, (k, v), context)).flatten(2)
         if self.gate_proj is not None:
             out = out * torch.sigmoid(self.gate_proj(x_BSD))
         out = self.o_proj(out)

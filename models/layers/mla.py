@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from models.batch import Context
 from models.initialization import fan_in
-from models.layers.attention import AttentionCore
+from models.layers.attention import AttentionCore, Expansion
 from models.layers.linear import Linear
 from models.layers.norm import RMSNorm
 from models.layers.rotary import rotate_adjacent
@@ -75,15 +75,18 @@ class MultiHeadLatentAttention(nn.Module):
     def forward(self, x_BSD: Tensor, context: Context) -> Tensor:
         q_nope, q_rope = self._heads(self.q_proj(x_BSD), self.qk_split)
         latent, k_rope = self.kv_down_proj(x_BSD).split(self.kv_split, dim=-1)
-        k_rope = self._rotate(k_rope[:, :, None], context)
-        latent, k_rope = self.core.exchange(self.kv_norm(latent), k_rope)
-        k_nope, v = self._heads(self.kv_up_proj(latent), self.head_split)
+        sources = self.kv_norm(latent), self._rotate(k_rope[:, :, None], context)
         q = _join(q_nope, self._rotate(q_rope, context))
-        k = _join(k_nope, k_rope.expand(-1, -1, k_nope.shape[2], -1))
-        out = self.core(q, k, v, context).flatten(2)
+        expansion = Expansion(self.kv_up_proj, self.keys_and_values)
+        out = self.core.mix(q, sources, context, expansion).flatten(2)
         if self.gate_proj is not None:
             out = out * torch.sigmoid(self.gate_proj(x_BSD))
         return self.o_proj(out)
+
+    def keys_and_values(self, up: Tensor, k_rope_BS1R: Tensor) -> tuple[Tensor, Tensor]:
+        """Split what a latent expands to; all heads' keys end in the same rotated part."""
+        k_nope, v = self._heads(up, self.head_split)
+        return _join(k_nope, k_rope_BS1R.expand(-1, -1, k_nope.shape[2], -1)), v
 
     def _rotate(self, x_BSHD: Tensor, context: Context) -> Tensor:
         return rotate_adjacent(x_BSHD, context) if self.rotary else x_BSHD

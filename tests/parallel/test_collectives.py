@@ -157,12 +157,12 @@ def test_ulysses_exchanges_queries_keys_values_and_outputs(two_ranks: RankPool, 
 @pytest.mark.parametrize(
     ("num_ranks", "model"), [(2, "deepseek_v3"), (2, "muse_spark"), (4, "deepseek_v3")]
 )
-def test_keys_and_values_go_around_the_ring_twice_and_their_gradients_once(
+def test_what_keys_are_made_of_goes_around_the_ring_twice_and_its_gradients_once(
     two_ranks: RankPool, four_ranks: RankPool, num_ranks: int, model: str
 ) -> None:
     """To cp - 1 further ranks in forward, in backward, and there with float32 gradients.
 
-    Layers with a window send halos instead.
+    Latents where there are some, keys and values elsewhere; halos for layers with a window.
     """
     workload = tiny(model, num_ranks, cp=num_ranks, context="ring")
     config = workload.model
@@ -170,8 +170,7 @@ def test_keys_and_values_go_around_the_ring_twice_and_their_gradients_once(
     counts = pool.run(count_collectives, workload)[0]["cp"]
     if model == "deepseek_v3":
         layers = config.num_layers + config.num_mtp_layers
-        head_width = config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim
-        width = config.num_heads * head_width
+        width = config.kv_lora_rank + config.qk_rope_head_dim
     else:
         layers = config.num_full_layers
         width = 2 * config.num_kv_heads * config.head_dim

@@ -1,7 +1,5 @@
 """Attention of chunks on four ranks equals attention of the whole sequence, layer by layer."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -9,8 +7,9 @@ from torch import Tensor
 from models.batch import Context
 from models.layers.attention import AttentionCore
 from parallel.chunks import Chunks
-from parallel.context import ExchangedHeads, GatheredKeys, HaloKeys, RingKeys
+from parallel.context import divide_attention
 from parallel.halo import Halo
+from parallel.plan import ContextMethod
 from tests.models.helpers import pack
 from tests.rank_pool import RankPool
 
@@ -19,18 +18,14 @@ B, S, H, HKV, D, DV = 2, 64, 8, 4, 16, 8
 DOCUMENTS = [[3, 20, 41], [30, 1, 33]]
 
 
-def attend_both_ways(method: str, window: int) -> list[float]:
+def attend_both_ways(method: ContextMethod, window: int) -> list[float]:
     """Return this rank's largest errors of the output and of the gradients of q, k and v."""
     group = torch.distributed.group.WORLD
     chunks = Chunks(group.size(), group.rank())
-    core = AttentionCore(scale=D**-0.5, window=window, width=H * (D + DV))
-    kinds: dict[str, Any] = {
-        "gather": GatheredKeys,
-        "halo": HaloKeys,
-        "ulysses": ExchangedHeads,
-        "ring": RingKeys,
-    }
-    attention = kinds[method](core, chunks, group)
+    core, divided = (
+        AttentionCore(scale=D**-0.5, window=window, width=H * (D + DV)) for _ in range(2)
+    )
+    divide_attention(divided, chunks, group, method)
     generator = torch.Generator().manual_seed(0)
     shapes = ((B, S, H, D), (B, S, HKV, D), (B, S, HKV, DV))
     whole = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
@@ -40,8 +35,7 @@ def attend_both_ways(method: str, window: int) -> list[float]:
     empty = torch.empty(0)
 
     expected = core.attend(*whole, positions)
-    k, v = attention.exchange(*mine[1:])
-    out = attention(mine[0], k, v, Context(positions, empty, empty))
+    out = divided.mix(mine[0], (mine[1], mine[2]), Context(positions, empty, empty))
     theirs = torch.autograd.grad(expected, whole, weights)
     ours = torch.autograd.grad(out, mine, chunks.take(weights))
 
@@ -54,10 +48,10 @@ def attend_both_ways(method: str, window: int) -> list[float]:
     ("method", "window"),
     # Chunks of 8 tokens: windows of a token, within a chunk, of a chunk, over several, over all.
     [("gather", 0), ("ring", 0), ("ulysses", 0), ("ulysses", 12)]
-    + [("halo", window) for window in (1, 2, 8, 9, 20, 63, 200)],
+    + [("gather", window) for window in (1, 2, 8, 9, 20, 63, 200)],
 )
 def test_chunks_attend_as_the_whole_sequence(
-    four_ranks: RankPool, method: str, window: int
+    four_ranks: RankPool, method: ContextMethod, window: int
 ) -> None:
     for errors in four_ranks.run(attend_both_ways, method, window):
         assert max(errors) < 1e-5

@@ -25,6 +25,12 @@ TWO_RANKS: list[dict[str, Any]] = [
     {"cp": 2, "context": "ulysses", "remat": "selective"},
     {"cp": 2, "context": "ring"},
     {"cp": 2, "context": "ring", "remat": "full", "microbatches": 2},
+    {"cp": 2, "context": "ring", "remat": "selective"},
+]
+TWO_RANKS_TOO: list[dict[str, Any]] = [
+    {"cp": 2, "context": "ring", "ep": 2},
+    {"cp": 2, "context": "ring", "remat": "selective", "remat_save": ("projections",)},
+    {"cp": 2, "context": "ring", "reshard_after_forward": False},
 ]
 FOUR_RANKS: list[dict[str, Any]] = [
     {"tp": 2},
@@ -39,15 +45,45 @@ FOUR_RANKS: list[dict[str, Any]] = [
     {"cp": 2, "pp": 2, "microbatches": 4, "schedule": "Interleaved1F1B", "stages_per_rank": 2},
     {"cp": 2, "tp": 2},
     {"cp": 2, "tp": 2, "ep": 2},
+    {"cp": 4, "context": "ring"},
+    {"cp": 2, "tp": 2, "context": "ring"},
+    {
+        "cp": 2,
+        "pp": 2,
+        "context": "ring",
+        "microbatches": 4,
+        "schedule": "Interleaved1F1B",
+        "stages_per_rank": 2,
+    },
+]
+FOUR_RANKS_TOO: list[dict[str, Any]] = [
+    {"cp": 2, "context": "ring"},
+    {"cp": 2, "context": "ring", "ep": 4},
+    {"cp": 2, "context": "ring", "dp_replicate": 2, "remat": "selective"},
+    {"cp": 4, "context": "ring", "remat": "full", "microbatches": 2},
+    {"cp": 2, "tp": 2, "context": "ring", "remat": "selective", "ep": 2},
+    {
+        "cp": 2,
+        "pp": 2,
+        "context": "ring",
+        "microbatches": 4,
+        "schedule": "ZBVZeroBubble",
+        "stages_per_rank": 2,
+    },
 ]
 EIGHT_RANKS: list[dict[str, Any]] = [
     {"tp": 2, "cp": 2, "pp": 2, "microbatches": 2},
     {"tp": 2, "cp": 2, "ep": 8},
 ]
+EIGHT_RANKS_TOO: list[dict[str, Any]] = [
+    {"tp": 2, "cp": 2, "pp": 2, "microbatches": 2, "context": "ring"},
+    {"tp": 2, "cp": 4, "ep": 8, "context": "ring"},
+]
 TENSOR_AND_CONTEXT: list[dict[str, Any]] = [
     {"tp": 2},
     {"cp": 2},
     {"cp": 2, "context": "ulysses"},
+    {"cp": 2, "context": "ring"},
 ]
 SMOOTH = Training(epsilon=1e-3)
 """AdamW whose update is proportional to small gradients.
@@ -81,6 +117,12 @@ def reference(model: str, documents: str, one_rank: RankPool) -> Steps:
     return steps
 
 
+def plans(quick: list[dict[str, Any]], more: list[dict[str, Any]]) -> Any:
+    """Return a mark that runs the quick plans always and more of them where all are asked for."""
+    exhaustive = [pytest.param(plan, marks=pytest.mark.exhaustive) for plan in more]
+    return pytest.mark.parametrize("plan", [*quick, *exhaustive], ids=str)
+
+
 def smooth(model: str, world_size: int, **settings: Any) -> Workload:
     return replace(tiny(model, world_size, **settings), training=SMOOTH)
 
@@ -95,7 +137,7 @@ def test_every_sequence_holds_several_documents(documents: str) -> None:
     assert len({tuple(row.nonzero().flatten().tolist()) for row in starts_BS}) == 4
 
 
-@pytest.mark.parametrize("plan", TWO_RANKS, ids=str)
+@plans(TWO_RANKS, TWO_RANKS_TOO)
 def test_two_ranks_equal_one(
     two_ranks: RankPool, reference: Steps, model: str, documents: str, plan: dict[str, Any]
 ) -> None:
@@ -103,7 +145,7 @@ def test_two_ranks_equal_one(
     assert_same(steps, reference, relative=TOLERANCE[model])
 
 
-@pytest.mark.parametrize("plan", FOUR_RANKS, ids=str)
+@plans(FOUR_RANKS, FOUR_RANKS_TOO)
 def test_four_ranks_equal_one(
     four_ranks: RankPool, reference: Steps, model: str, documents: str, plan: dict[str, Any]
 ) -> None:
@@ -111,7 +153,7 @@ def test_four_ranks_equal_one(
     assert_same(steps, reference, relative=TOLERANCE[model])
 
 
-@pytest.mark.parametrize("plan", EIGHT_RANKS, ids=str)
+@plans(EIGHT_RANKS, EIGHT_RANKS_TOO)
 def test_eight_ranks_equal_one(
     eight_ranks: RankPool, reference: Steps, model: str, documents: str, plan: dict[str, Any]
 ) -> None:

@@ -36,6 +36,12 @@ FAMILIES = {
     "qwen3_5": QWEN3_5_PROXY,
     "qwen3_5_dense": QWEN3_5_DENSE_PROXY,
 }
+PLANS: list[dict[str, Any]] = [
+    {"tp": 2},
+    {"cp": 2},
+    {"cp": 2, "context": "ulysses"},
+    {"cp": 2, "context": "ring"},
+]
 
 
 def proxy(model: ModelConfig, world_size: int, **plan: Any) -> Workload:
@@ -50,13 +56,13 @@ def proxy(model: ModelConfig, world_size: int, **plan: Any) -> Workload:
     )
 
 
-@pytest.mark.parametrize("plan", [{"tp": 2}, {"cp": 2}, {"cp": 2, "context": "ulysses"}], ids=str)
+@pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_divided_steps_equal_one_rank(
     one_rank: RankPool, two_ranks: RankPool, family: str, plan: dict[str, Any]
 ) -> None:
     model = FAMILIES[family]
-    if family == "gpt_oss" and plan.get("context") == "ulysses":
+    if family == "gpt_oss" and "context" in plan:
         with pytest.raises(ValueError, match=r"plan\.context=gather works"):
             check_layout(build_whole(proxy(model, 2)), ParallelPlan(**plan).resolve(2))
         return
@@ -66,7 +72,7 @@ def test_divided_steps_equal_one_rank(
     assert_same(two_ranks.run(train, proxy(model, 2, **plan), 2), alone, relative=1e-4)
 
 
-@pytest.mark.parametrize("plan", [{"tp": 2}, {"cp": 2}, {"cp": 2, "context": "ulysses"}], ids=str)
+@pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_compressed_attention_refuses_to_be_divided(plan: dict[str, Any]) -> None:
     """DeepSeek V4: one shared key head, and entries made of tokens on both sides of a cut."""
     (axis, ranks), *_ = plan.items()

@@ -34,7 +34,7 @@ def parallelize(
         divide(model, meshes.dense["tp"])
     if plan.ep > 1:
         assert meshes.sparse is not None
-        spread_experts(model, meshes.sparse["ep"])
+        spread_experts(model, meshes.sparse["ep"], plan)
     if plan.cp > 1:
         spread_sequence(model, meshes.dense["cp"], plan.context)
     if quantization == "mxfp8":

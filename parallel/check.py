@@ -17,9 +17,10 @@ from parallel.tensor import PlannedLayer, planned_layers
 def check_layout(model: Model, plan: ParallelPlan) -> None:
     """Raise ``ValueError`` unless tensor and context ranks divide what they have to divide.
 
-    The message has the numbers and the nearest smaller size of the axis that would fit. Nor may a
-    backward in two parts meet a weight at both ends of a stage: torch would go through the stage
-    for that weight and find it gone for the others.
+    The message has the numbers and the nearest smaller size of the axis that would fit. A shared
+    expert that is to be computed while tokens travel must be there. Nor may a backward in two parts
+    meet a weight at both ends of a stage: torch would go through the stage for that weight and find
+    it gone for the others.
     """
     if plan.pp > 1 and RULES[plan.schedule].splits_backward and model.ties_embedding and model.mtp:
         raise ValueError(
@@ -28,6 +29,11 @@ def check_layout(model: Model, plan: ParallelPlan) -> None:
         )
     if plan.pp > 1 and model.indivisible:
         raise ValueError(f"plan.pp={plan.pp}: {model.indivisible}; plan.pp=1 works")
+    if plan.expert_overlap and all(moe.shared is None for _, moe in model.moe_layers()):
+        raise ValueError(
+            "plan.expert_overlap=True: the model has no shared expert to compute while tokens "
+            "travel; plan.expert_chunks needs none"
+        )
     if plan.tp > 1:
         _check_plans(model, plan.tp)
         _check_divides("tp", plan.tp, list(_tensor_sizes(model)))

@@ -1,7 +1,7 @@
 """The parallel plan: how many ranks along each dimension, and the checks before a rank starts."""
 
 import math
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -12,8 +12,25 @@ RematRegion = Literal["attention", "delta_rule", "experts", "feed_forward", "pro
 Compile = Literal["none", "local", "block"]
 Reduction = Literal["step", "microbatch"]
 ContextMethod = Literal["gather", "ulysses", "ring"]
-SIZES = ("pp", "dp_replicate", "cp", "tp", "ep", "microbatches", "stages_per_rank")
+ExpertExchange = Literal["per_rank", "per_expert"]
+SIZES = (
+    "pp",
+    "dp_replicate",
+    "cp",
+    "tp",
+    "ep",
+    "microbatches",
+    "stages_per_rank",
+    "expert_chunks",
+)
 DEFAULT_SCHEDULE: Schedule = "1F1B"
+DEFAULT_EXCHANGE: ExpertExchange = "per_rank"
+PIPELINE_DEFAULTS = {"schedule": DEFAULT_SCHEDULE, "stages_per_rank": 1}
+EXPERT_DEFAULTS = {
+    "expert_exchange": DEFAULT_EXCHANGE,
+    "expert_overlap": False,
+    "expert_chunks": 1,
+}
 DEFAULT_REMAT_SAVE: tuple[RematRegion, ...] = ("attention", "experts", "delta_rule")
 SPLIT_BACKWARD_NEEDS = {
     "reshard_after_forward": (False, None),
@@ -34,6 +51,11 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ("gather"; for a window only the tokens that it reaches back) or from rank to rank ("ring": no
     rank holds all of it; a window is treated as by "gather"), or heads in exchange for tokens
     ("ulysses").
+
+    ``expert_exchange`` says what travels between ep ranks: a row for each rank that has experts of
+    a token, which weights and sums their outputs, or one for each expert. ``expert_overlap``
+    computes the shared expert while tokens travel; ``expert_chunks`` are as many parts of the
+    tokens, of which some travel while others are worked on.
 
     ``reshard_after_forward`` gathers the parameters of a block anew in every forward and backward
     (True) or once per step (False); it is True by default without a pipeline, False with one.
@@ -60,6 +82,9 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reshard_after_forward: bool | None = None
     reduce_gradients: Reduction = "step"
     context: ContextMethod = "gather"
+    expert_exchange: ExpertExchange = DEFAULT_EXCHANGE
+    expert_overlap: bool = False
+    expert_chunks: int = 1
     remat: Remat = "none"
     remat_save: tuple[RematRegion, ...] = DEFAULT_REMAT_SAVE
     compile: Compile = "none"
@@ -75,17 +100,19 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"plan.remat_save={', '.join(self.remat_save)} needs plan.remat=selective: "
                 f"plan.remat={self.remat} does not choose"
             )
-        self._check_pipeline()
+        if self.ep == 1:
+            self._check_defaults(EXPERT_DEFAULTS, "expert ranks: give plan.ep")
+        if self.pp == 1:
+            self._check_defaults(PIPELINE_DEFAULTS, "a pipeline: give plan.pp")
+        else:
+            self._check_pipeline()
+
+    def _check_defaults(self, defaults: dict[str, Any], needed: str) -> None:
+        for name, default in defaults.items():
+            if getattr(self, name) != default:
+                raise ValueError(f"plan.{name}={getattr(self, name)} needs {needed} of at least 2")
 
     def _check_pipeline(self) -> None:
-        if self.pp == 1:
-            for name, default in (("schedule", DEFAULT_SCHEDULE), ("stages_per_rank", 1)):
-                if getattr(self, name) != default:
-                    raise ValueError(
-                        f"plan.{name}={getattr(self, name)} needs a pipeline: give plan.pp of at "
-                        "least 2"
-                    )
-            return
         check_schedule(
             self.schedule,
             num_ranks=self.pp,

@@ -1,7 +1,7 @@
 """The routing counter: how evenly experts are loaded, how far tokens travel, what is dropped."""
 
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch_remat
@@ -9,8 +9,19 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
+from models.layers.moe import GroupedExperts
 from models.layers.router import Routes
 from models.protocol import NamedMoE
+
+
+class Unwatch(NamedTuple):
+    """Gives experts their own products back."""
+
+    experts: GroupedExperts
+
+    def remove(self) -> None:
+        """As the handle of a hook does."""
+        del self.experts.multiply
 
 
 class RoutingCounter:
@@ -23,7 +34,7 @@ class RoutingCounter:
     def __init__(self, moe_layers: Iterable[NamedMoE], expert_ranks: int) -> None:
         self._moe_layers = list(moe_layers)
         self._expert_ranks = expert_ranks
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[RemovableHandle | Unwatch] = []
         self._layers: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> Self:
@@ -35,7 +46,10 @@ class RoutingCounter:
                 "rows": 0,
             }
             self._layers[name] = layer
-            self._handles += [self._watch_router(moe.router, layer), _watch_rows(moe, layer)]
+            self._handles += [
+                self._watch_router(moe.router, layer),
+                _watch_rows(moe.experts, layer),
+            ]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -64,13 +78,17 @@ class RoutingCounter:
         return router.register_forward_hook(look)
 
 
-def _watch_rows(moe: nn.Module, layer: dict[str, Any]) -> RemovableHandle:
-    def look(_: nn.Module, args: tuple[Tensor, Tensor], output: Tensor) -> None:
+def _watch_rows(experts: GroupedExperts, layer: dict[str, Any]) -> Unwatch:
+    multiply = experts.multiply
+
+    def look(rows_RD: Tensor, offsets_E: Tensor) -> Tensor:
         if not torch_remat.is_recomputing():
             with _disable_current_modes():
-                layer["rows"] += int(args[1][-1])
+                layer["rows"] += int(offsets_E[-1])
+        return multiply(rows_RD, offsets_E)
 
-    return moe.get_submodule("experts").register_forward_hook(look)
+    experts.multiply = look  # type: ignore[method-assign]
+    return Unwatch(experts)
 
 
 def count_visits(ranks_TK: Tensor) -> int:

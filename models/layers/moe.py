@@ -4,7 +4,7 @@ T tokens, D width of the experts' input, E experts, K experts per token, F hidde
 expert, R rows: one for each pair of a token and an expert that it visits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from models.initialization import Zeros, fan_in, make_parameter
 from models.layers.feed_forward import Activation, swiglu
 from models.layers.linear import local
-from models.layers.router import Router
+from models.layers.router import Router, Routes
 from models.layers.tensor_plan import TensorPlan
 from models.ops.grouped_mm import grouped_mm
 
@@ -31,15 +31,22 @@ class Dispatched(NamedTuple):
     """What `combine` needs; only the dispatcher that made it reads it."""
 
 
+class Parts(NamedTuple):
+    """What a mixture adds up, (T,...) each."""
+
+    routed: Tensor
+    """Of the chosen experts, at the width at which they work."""
+    shared: Tensor | None
+
+
 class Dispatcher(Protocol):
     """Moves tokens to their experts and the results back. Expert parallelism replaces it."""
 
-    def dispatch(self, x_TD: Tensor, experts_TK: Tensor) -> Dispatched:
-        """The rows of the experts that live here, sorted by expert."""
-        ...
+    def __call__(self, moe: "MoE", inputs_TD: Tensor, routes: Routes, x_TD: Tensor) -> Parts:
+        """The parts of a mixture.
 
-    def combine(self, rows_RD: Tensor, weights_TK: Tensor, state: Any) -> Tensor:
-        """The weighted sum (T,D) over each token's experts."""
+        `inputs_TD` are those of the experts, whose width may be another than that of `x_TD`.
+        """
         ...
 
 
@@ -75,6 +82,15 @@ class LocalDispatcher(nn.Module):
     def __init__(self, num_experts: int) -> None:
         super().__init__()
         self.num_experts = num_experts
+
+    def forward(self, moe: "MoE", inputs_TD: Tensor, routes: Routes, x_TD: Tensor) -> Parts:
+        """The chosen experts' part, then the shared one's."""
+        (out_TD,) = moe.work(
+            [inputs_TD],
+            lambda inputs: self.dispatch(inputs, routes.experts_TK),
+            lambda rows, state: self.combine(rows, routes.weights_TK, state),
+        )
+        return Parts(out_TD, moe.share(x_TD))
 
     def dispatch(self, x_TD: Tensor, experts_TK: Tensor) -> Dispatched:
         """Rows sorted by expert; the state says where the k-th expert of token t put its row."""
@@ -142,7 +158,15 @@ class GroupedExperts(nn.Module):
         self.activation = activation
         self.product = grouped_mm
 
-    def forward(self, rows_RD: Tensor, offsets_E: Tensor) -> Tensor:
+    def forward(self, work: Callable[[Any], Any], pieces: Sequence[Any]) -> list[Any]:
+        """What `work`, which calls `multiply`, returns for each piece.
+
+        Where weights are sharded they are gathered for a call, and so once for all pieces.
+        """
+        return [work(piece) for piece in pieces]
+
+    def multiply(self, rows_RD: Tensor, offsets_E: Tensor) -> Tensor:
+        """Each expert's outputs for its rows; the offsets are int32 cumulative ends."""
         hidden = self._product(rows_RD, self.gate_up, self.gate_up_bias, offsets_E)
         gate, up = hidden.chunk(2, dim=-1)
         return self._product(self.activation(gate, up), self.down, self.down_bias, offsets_E)
@@ -195,15 +219,34 @@ class MoE(nn.Module):
     def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         """`tokens` (...) are ids, for a router that chooses by them."""
         x_TD = x.flatten(0, -2)
-        weights_TK, experts_TK = self.router(x_TD, None if tokens is None else tokens.flatten())
+        routes = self.router(x_TD, None if tokens is None else tokens.flatten())
         inputs = x_TD if self.entry is None else self.entry(x_TD)
-        rows, offsets, state = self.dispatcher.dispatch(inputs, experts_TK)
-        rows = self.experts(rows, offsets)
-        if self.output_norm is not None:
-            rows = self.output_norm(rows)
-        out = self.dispatcher.combine(rows, weights_TK, state)
+        out, shared = self.dispatcher(self, inputs, routes, x_TD)
         if self.exit is not None:
             out = self.exit(out)
-        if self.shared is not None:
-            out = out + self.shared(x_TD)
+        if shared is not None:
+            out = out + shared
         return out.view_as(x)
+
+    def work(
+        self,
+        pieces: Sequence[Any],
+        receive: Callable[[Any], Dispatched],
+        send: Callable[[Tensor, Any], Any],
+    ) -> list[Any]:
+        """What `send` makes of the experts' outputs for what `receive` makes of each piece.
+
+        Tensors that lead to the rows belong in the pieces: sharded weights reduce their gradients
+        once those of the pieces are there.
+        """
+
+        def work(piece: Any) -> Any:
+            rows, offsets, state = receive(piece)
+            rows = self.experts.multiply(rows, offsets)
+            return send(rows if self.output_norm is None else self.output_norm(rows), state)
+
+        return self.experts(work, pieces)
+
+    def share(self, x_TD: Tensor) -> Tensor | None:
+        """The shared expert's part, if there is one."""
+        return None if self.shared is None else self.shared(x_TD)

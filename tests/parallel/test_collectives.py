@@ -48,7 +48,8 @@ def test_experts_exchange_every_chosen_row_four_times(two_ranks: RankPool, model
 
     Under balanced routing every rank receives as many rows as it sends: T x K rows each way.
     """
-    workload = replace(tiny(model, 2, ep=2), routing="balanced")
+    workload = tiny(model, 2, ep=2, expert_exchange="per_expert")
+    workload = replace(workload, routing="balanced")
     config = workload.model
     counts = two_ranks.run(count_collectives, workload)[0]["ep"]["all_to_all"]
     num_layers = len(config.build(routing="balanced").moe_layers())

@@ -11,6 +11,7 @@ from bench.trainer import Trainer
 from parallel.plan import ParallelPlan
 from parallel.schedules import RULES, Schedule
 from tests.parallel.cases import count_collectives, executed_flops, tiny, train
+from tests.parallel.test_equivalence import PER_EXPERT
 from tests.rank_pool import RankPool
 from workloads.workload import Precision, Workload
 
@@ -42,10 +43,10 @@ FOUR_RANKS: list[dict[str, Any]] = [
     {"pp": 2, "schedule": "1F1B"},
     {"pp": 2, "schedule": "1F1B", "reshard_after_forward": True},
     {"pp": 2, "schedule": "InterleavedZeroBubble", "stages_per_rank": 2},
-    {"pp": 2, "schedule": "1F1B", "ep": 2},
-    {"pp": 2, "schedule": "1F1B", "ep": 2, "reshard_after_forward": True, "remat": "selective"},
-    {"pp": 2, "schedule": "ZBVZeroBubble", "stages_per_rank": 2, "ep": 2},
-    {"pp": 2, "schedule": "DualPipeV", "stages_per_rank": 2, "ep": 2},
+    {"pp": 2, "schedule": "1F1B", "ep": 2, **PER_EXPERT},
+    {"pp": 2, "ep": 2, **PER_EXPERT, "reshard_after_forward": True, "remat": "selective"},
+    {"pp": 2, "schedule": "ZBVZeroBubble", "stages_per_rank": 2, "ep": 2, **PER_EXPERT},
+    {"pp": 2, "schedule": "DualPipeV", "stages_per_rank": 2, "ep": 2, **PER_EXPERT},
     {"pp": 2, "schedule": "DualPipeV", "stages_per_rank": 2, "dp_replicate": 2},
 ]
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from models.layers.attention import Expansion
 from models.layers.linear import local
+from models.ops.asked_gradients import asked_gradients
 from models.ops.attention import attention, attention_backward
 from parallel.chunks import Chunks
 from parallel.packing import pack, unpack
@@ -92,8 +93,8 @@ class _RingAttention(torch.autograd.Function):
     def forward(
         ctx: Any,
         ring: Ring,
-        positions_BS: Tensor,
         weight: Tensor | None,
+        positions_BS: Tensor,
         q: Tensor,
         *sources: Tensor,
     ) -> Tensor:
@@ -110,10 +111,15 @@ class _RingAttention(torch.autograd.Function):
         out = torch.cat(outs, dim=1).to(q.dtype)
         ctx.save_for_backward(positions_BS, weight, q, out, torch.cat(lses, dim=2), *sources)
         ctx.ring = ring
+        ctx.kept = None
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        weight_asked, others_asked = _asked(ctx)
+        if ctx.kept is not None and ctx.kept[0] is dout and not others_asked:
+            (_, dweight), ctx.kept = ctx.kept, None
+            return None, dweight, *[None] * (len(ctx.needs_input_grad) - 2)
         # Unpacked once: a checkpoint gives its tensors no second time.
         positions_BS, weight, q, out, lse_BHs, *sources = ctx.saved_tensors
         saved = Saved(positions_BS, weight, q, out, lse_BHs, tuple(sources))
@@ -122,7 +128,17 @@ class _RingAttention(torch.autograd.Function):
         home = unpack(carry_home(shares, ctx.ring.group), sources)
         dsources = (total.to(x.dtype) for total, x in zip(home, sources, strict=True))
         dweight = None if here.dweight is None else here.dweight.to(weight.dtype)
-        return None, None, dweight, here.dq.to(q.dtype), *dsources
+        # A backward in two parts asks for it later: it takes the journey to find it.
+        ctx.kept = None if weight_asked else (dout, dweight)
+        return None, dweight, None, here.dq.to(q.dtype), *dsources
+
+
+def _asked(ctx: Any) -> tuple[bool, bool]:
+    """Return whether the gradient of the weight is asked for, and whether that of others is."""
+    asked = asked_gradients(ctx)
+    if ctx.ring.expansion is None:
+        return True, True
+    return asked[0], any(asked[1:])
 
 
 class _Backward:
@@ -201,4 +217,4 @@ def ring_attention(ring: Ring, q: Tensor, sources: tuple[Tensor, ...], positions
     """
     # An input of its own, so that its gradient goes the way of every weight's.
     weight = None if ring.expansion is None else local(ring.expansion.up.weight)
-    return _RingAttention.apply(ring, positions, weight, q, *sources)
+    return _RingAttention.apply(ring, weight, positions, q, *sources)

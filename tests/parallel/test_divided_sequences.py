@@ -76,7 +76,15 @@ EIGHT_RANKS: list[dict[str, Any]] = [
     {"tp": 2, "cp": 2, "ep": 8},
 ]
 EIGHT_RANKS_TOO: list[dict[str, Any]] = [
-    {"tp": 2, "cp": 2, "pp": 2, "microbatches": 2, "context": "ring"},
+    {
+        "tp": 2,
+        "cp": 2,
+        "pp": 2,
+        "context": "ring",
+        "microbatches": 4,
+        "schedule": "ZBVZeroBubble",
+        "stages_per_rank": 2,
+    },
     {"tp": 2, "cp": 4, "ep": 8, "context": "ring"},
 ]
 TENSOR_AND_CONTEXT: list[dict[str, Any]] = [
@@ -182,7 +190,7 @@ def test_same_seed_and_plan_give_the_same_bits(
     assert first[0] == first[1]
 
 
-@pytest.mark.parametrize("plan", TENSOR_AND_CONTEXT, ids=str)
+@plans(TENSOR_AND_CONTEXT, [{"cp": 2, "context": "ring", "remat": "selective"}])
 def test_mxfp8_products_divide(
     one_rank: RankPool, two_ranks: RankPool, plan: dict[str, Any]
 ) -> None:

@@ -13,6 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from bench.instruments.collectives import CollectiveCounter
 from bench.instruments.memory import TensorBytes
 from bench.instruments.observation import Observation
+from bench.instruments.operators import OperatorCounter
 from models.batch import Context
 from models.layers.attention import Expansion
 from models.layers.mla import MultiHeadLatentAttention
@@ -113,6 +114,27 @@ def test_in_bfloat16_the_ring_is_as_exact_as_one_rank(
         assert max(errors) < 1.5 * max(alone)
 
 
+class Core:
+    """The attention of a layer on one of ``num_ranks``, and what its gradients are of."""
+
+    def __init__(self, method: ContextMethod, num_ranks: int, S: int) -> None:
+        self.method = method
+        self.layer = latent_attention()
+        self.positions = torch.arange(S).repeat(B, 1)
+        shapes = (H, NOPE + ROPE), (LATENT,), (1, ROPE)
+        tokens = [torch.randn(B, S // num_ranks, *shape) for shape in shapes]
+        self.leaves = [x.requires_grad_() for x in (*tokens, self.layer.kv_up_proj.weight)]
+
+    def attend(self, chunks: Chunks) -> Tensor:
+        """Return the output for the tokens of a rank."""
+        core, layer = self.layer.core, self.layer
+        divide_attention(core, chunks, dist.group.WORLD, self.method)
+        q, *sources, _ = self.leaves
+        expansion = Expansion(layer.kv_up_proj, layer.keys_and_values)
+        empty = torch.empty(0)
+        return core.mix(q, tuple(sources), Context(self.positions, empty, empty), expansion)
+
+
 @contextmanager
 def fake_rank(rank: int, num_ranks: int) -> Iterator[Chunks]:
     """One rank of a group whose others do not exist: whatever it receives is arbitrary."""
@@ -141,6 +163,30 @@ def test_latents_and_their_gradients_travel_however_many_heads_there_are(
     moved = {"count": 3 * (N - 1), "bytes": values * (2 * size + 4)}
 
     assert counts == {"send": moved, "recv": moved}
+
+
+def test_a_backward_in_two_parts_goes_around_once() -> None:
+    """As zero-bubble schedules split it: the weight's gradient is kept until it is asked for."""
+    counter = OperatorCounter()
+    core = Core("ring", 1, 32)
+    grad, other = (torch.randn(B, 32, H, DV) for _ in range(2))
+    with fake_rank(0, 1) as chunks:
+        out = core.attend(chunks)
+        *inputs, weight = core.leaves
+
+        def backward(asked: list[Tensor], of: Tensor) -> tuple[Tensor, ...]:
+            return torch.autograd.grad(out, asked, of, retain_graph=True)
+
+        expected, (another,) = backward([*inputs, weight], grad), backward([weight], other)
+        first = backward(inputs, grad)
+        with Observation([counter]):
+            second = backward([weight], grad)
+        backward(inputs, grad)
+        (unrelated,) = backward([weight], other)
+
+    assert all(a.equal(b) for a, b in zip((*first, *second), expected, strict=True))
+    assert unrelated.equal(another)
+    assert "titanbench::attention_backward" not in counter.report()["by_operator"]
 
 
 class Scores:
@@ -191,24 +237,13 @@ class Memory:
     """What a rank's attention keeps for backward, and its peak over forward and backward, bytes."""
 
     def __init__(self, method: ContextMethod, num_ranks: int, S: int) -> None:
-        s = S // num_ranks
-        q = torch.randn(B, s, H, NOPE + ROPE, requires_grad=True)
-        sources = [
-            torch.randn(B, s, *width, requires_grad=True) for width in [(LATENT,), (1, ROPE)]
-        ]
-        positions = torch.arange(S).repeat(B, 1)
-        empty = torch.empty(0)
-        with fake_rank(num_ranks // 2, num_ranks) as chunks:
-            layer = latent_attention()
-            divide_attention(layer.core, chunks, dist.group.WORLD, method)
-            standing = TensorBytes([q, *sources, positions, *layer.parameters()])
-            with standing as tensors, Observation([tensors]):
-                context = Context(positions, empty, empty)
-                expansion = Expansion(layer.kv_up_proj, layer.keys_and_values)
-                out = layer.core.mix(q, sources, context, expansion)
-                self.kept = tensors.live_bytes - tensors.standing_bytes
-                out.sum().backward()
-        self.peak = tensors.report()["peak_tensor_bytes"] - tensors.standing_bytes
+        core = Core(method, num_ranks, S)
+        standing = TensorBytes([core.positions, *core.leaves])
+        with fake_rank(num_ranks // 2, num_ranks) as chunks, standing, Observation([standing]):
+            out = core.attend(chunks)
+            self.kept = standing.live_bytes - standing.standing_bytes
+            out.sum().backward()
+        self.peak = standing.report()["peak_tensor_bytes"] - standing.standing_bytes
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 8])

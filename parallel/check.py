@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from torch import nn
 
 from models.layers.attention import AttentionCore
-from models.layers.delta_rule import DeltaRuleCore
 from models.protocol import Model
 from parallel.context import sequence_mixers
 from parallel.plan import ParallelPlan
@@ -44,7 +43,8 @@ def check_layout(model: Model, plan: ParallelPlan) -> None:
                 f"plan.context={plan.context}: the attention has parameters per head, which take "
                 "part in each softmax as a whole; plan.context=gather works"
             )
-        _check_exchange(model, plan)
+        if plan.context == "ulysses":
+            _check_divides("cp", plan.cp, list(_exchanged_sizes(model, plan)))
 
 
 def _check_plans(model: Model, tp: int) -> None:
@@ -87,19 +87,8 @@ def _heads(layer: PlannedLayer) -> Iterator[tuple[int, str]]:
         yield num_heads, f"heads of {layer.name}"
 
 
-def _check_exchange(model: Model, plan: ParallelPlan) -> None:
-    """Heads that tensor ranks leave are exchanged for tokens: each context rank gets as many.
-
-    Those of linear attention always are, those of attention if the plan says so.
-    """
-    sizes = [
-        (num_heads // plan.tp, f"(of tp={plan.tp}) {what}")
-        for layer in planned_layers(model)
-        if plan.context == "ulysses" or _is_linear_attention(layer)
-        for num_heads, what in _heads(layer)
-    ]
-    _check_divides("cp", plan.cp, sizes)
-
-
-def _is_linear_attention(layer: PlannedLayer) -> bool:
-    return any(isinstance(module, DeltaRuleCore) for module in layer.module.modules())
+def _exchanged_sizes(model: Model, plan: ParallelPlan) -> Iterator[tuple[int, str]]:
+    """Yield the numbers of heads that context ranks divide: those that tensor ranks leave."""
+    for layer in planned_layers(model):
+        for num_heads, what in _heads(layer):
+            yield num_heads // plan.tp, f"(of tp={plan.tp}) {what}"

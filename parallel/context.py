@@ -22,7 +22,7 @@ from parallel.chunks import Chunks
 from parallel.collectives import gather
 from parallel.halo import Halo
 from parallel.heads import HeadExchange
-from parallel.linear_attention import ExchangedStates, HaloConvolution
+from parallel.linear_attention import HaloConvolution, divided_delta_rule
 from parallel.packing import pack, unpack
 from parallel.plan import ContextMethod
 from parallel.remat import replace_forward
@@ -156,7 +156,7 @@ def spread_sequence(model: Model, mesh: DeviceMesh, method: ContextMethod) -> No
         if isinstance(module, AttentionCore):
             divide_attention(module, chunks, group, method)
         elif isinstance(module, DeltaRuleCore):
-            replace_forward(module, ExchangedStates(module, chunks, group))
+            replace_forward(module, divided_delta_rule(module, chunks, group, method))
         elif isinstance(module, ShortConvolution):
             replace_forward(module, HaloConvolution(module, chunks, group))
     if model.embedding is not None:

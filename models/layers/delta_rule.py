@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from models.batch import Context
 from models.initialization import fan_in, make_parameter
 from models.layers.linear import local
-from models.ops.delta_rule import CHUNK_TOKENS, delta_rule
+from models.ops.delta_rule import Inputs, delta_rule
 from models.ops.short_convolution import short_convolution
 
 
 class DeltaRuleCore(nn.Module):
     """The gated delta rule of a layer; see `models.ops.delta_rule`.
 
-    Context parallelism and decoding replace this module: they call `advance` with the state that
-    another rank or the last token has left, and pass on the one that it returns.
+    Context parallelism and decoding replace the forward: they hand the operator the state that
+    other ranks or the last token have left.
     """
 
     def __init__(self, num_heads: int, *, qk_head_dim: int, v_head_dim: int) -> None:
@@ -30,24 +30,9 @@ class DeltaRuleCore(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, context: Context
     ) -> Tensor:
         """(B,S,H,Dv) from q, k (B,S,Hk,D), v (B,S,H,Dv), log_decay (B,S,H,G), beta (B,S,H)."""
-        out, _ = self.advance(q, k, v, log_decay, beta, context.positions_BS, None)
+        inputs = Inputs(q, k, v, log_decay, beta, context.positions_BS, self.scale)
+        out, _, _ = delta_rule(inputs, None)
         return out
-
-    def advance(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor,
-        beta: Tensor,
-        positions_BS: Tensor,
-        state: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """(out, state after these tokens) from the state (B,H,D,Dv) before them, None for zero."""
-        out, after, _ = delta_rule(
-            q, k, v, log_decay, beta, positions_BS, state, self.scale, CHUNK_TOKENS
-        )
-        return out, after
 
 
 class ShortConvolution(nn.Module):

@@ -11,6 +11,7 @@ token: D of them, or 1 for all its channels. M pairs of blocks of L tokens at on
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -80,6 +81,23 @@ def forward(span: Span, state: Tensor) -> tuple[Tensor, Tensor]:
     return out, state
 
 
+def transition(span: Span, before: Tensor) -> Tensor:
+    """What the span makes of [M | b] (B,H,D,D+Dv), for which a state is M times another plus b.
+
+    Its tokens do that to both parts, and their values are added to b.
+    """
+    chunks = _prepare(span)
+    from_values = F.pad(chunks.from_values, (span.k.shape[-1], 0))
+    _, _, after = _advance(span, chunks._replace(from_values=from_values), before)
+    return after
+
+
+def state_gradient(span: Span, dout: Tensor, dstate: Tensor) -> Tensor:
+    """The gradient of the state before the span alone; see `backward`."""
+    _, _, dstate = _retreat(span, _prepare(span), dout, dstate)
+    return dstate
+
+
 def backward(
     span: Span, state: Tensor, dout: Tensor, dstate: Tensor
 ) -> tuple[SpanGradients, Tensor]:
@@ -89,19 +107,10 @@ def backward(
     """
     chunks = _prepare(span)
     updates, states, _ = _advance(span, chunks, state)
-    q_in, k_in, k_out = span.q * chunks.entry, span.k * chunks.entry, span.k * chunks.exit
-    dupdates = chunks.queries.mT @ dout
-    dstates_direct = q_in.mT @ dout
-    dstates_after = torch.empty_like(states)
-    for n in reversed(range(states.shape[2])):
-        dstates_after[:, :, n] = dstate
-        dupdates[:, :, n] += k_out[:, :, n] @ dstate
-        dstate = chunks.through[:, :, n] * dstate + dstates_direct[:, :, n]
-        dstate = dstate - chunks.from_state[:, :, n].mT @ dupdates[:, :, n]
-
+    dupdates, dstates_after, dstate = _retreat(span, chunks, dout, dstate)
     dright_side = _solve(chunks.system.mT, dupdates, upper=True)
     dv = span.beta * dright_side
-    residual = span.v - k_in @ states - chunks.keys @ updates
+    residual = span.v - span.k * chunks.entry @ states - chunks.keys @ updates
     dq_in, dk_in = dout @ states.mT * chunks.entry, -(dv @ states.mT) * chunks.entry
     dk_out = updates @ dstates_after.mT * chunks.exit
     dproducts = torch.stack((-(dv @ updates.mT), dout @ updates.mT), dim=3)
@@ -142,13 +151,32 @@ def _prepare(span: Span) -> _Chunks:
 def _advance(span: Span, chunks: _Chunks, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(updates (B,H,N,C,Dv), the state before each chunk (B,H,N,D,Dv), the state at the end)."""
     k_out = span.k * chunks.exit
-    updates = torch.empty_like(span.v)
-    states = span.v.new_empty(*span.v.shape[:3], *state.shape[-2:])
+    updates = torch.empty_like(chunks.from_values)
+    states = updates.new_empty(*updates.shape[:3], *state.shape[-2:])
     for n in range(updates.shape[2]):
         states[:, :, n] = state
         updates[:, :, n] = chunks.from_values[:, :, n] - chunks.from_state[:, :, n] @ state
         state = chunks.through[:, :, n] * state + k_out[:, :, n].mT @ updates[:, :, n]
     return updates, states, state
+
+
+def _retreat(
+    span: Span, chunks: _Chunks, dout: Tensor, dstate: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of updates, of the state after each chunk, and of the one before the span.
+
+    Shapes as those of `_advance`. No state takes part: outputs are linear in it.
+    """
+    k_out = span.k * chunks.exit
+    dupdates = chunks.queries.mT @ dout
+    from_outputs = (span.q * chunks.entry).mT @ dout
+    dstates_after = torch.empty_like(from_outputs)
+    for n in reversed(range(dupdates.shape[2])):
+        dstates_after[:, :, n] = dstate
+        dupdates[:, :, n] += k_out[:, :, n] @ dstate
+        dstate = chunks.through[:, :, n] * dstate + from_outputs[:, :, n]
+        dstate = dstate - chunks.from_state[:, :, n].mT @ dupdates[:, :, n]
+    return dupdates, dstates_after, dstate
 
 
 def _solve(system: Tensor, right_sides: Tensor, *, upper: bool) -> Tensor:

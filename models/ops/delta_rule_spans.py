@@ -16,22 +16,30 @@ from torch import Tensor
 
 from models.ops import delta_rule_chunks as chunked
 
+CHUNK_TOKENS = 64
 SPAN_CHUNKS = 16
 UNIT_EPS = 1e-6
 """Added to the sum of squares by which queries and keys are brought to length 1."""
 
 
 class Inputs(NamedTuple):
-    """What the operator takes; see `models.ops.delta_rule.delta_rule`."""
+    """Tokens of packed documents, as all operators of the gated delta rule take them."""
 
     q: Tensor
+    """(B,S,Hk,D); brought to length 1 by the operators, then scaled."""
     k: Tensor
+    """(B,S,Hk,D); brought to length 1 by the operators."""
     v: Tensor
+    """(B,S,H,Dv)."""
     log_decay: Tensor
+    """(B,S,H,G), at most 0."""
     beta: Tensor
+    """(B,S,H)."""
     positions: Tensor
+    """(B,S) int64: the state is zero where they are 0."""
     scale: float
-    chunk_tokens: int
+    chunk_tokens: int = CHUNK_TOKENS
+    """A power of two."""
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -82,6 +90,25 @@ def backward(
         for whole, part in zip(gradients, parts, strict=True):
             whole[:, tokens] = part
     return *gradients, dstate
+
+
+def transition(inputs: Inputs) -> Tensor:
+    """[M | b] (B,H,D,D+Dv): the state after the tokens is M times the one before them plus b."""
+    zero = zero_state(inputs.q, inputs.v)
+    identity = torch.eye(zero.shape[-2], dtype=zero.dtype, device=zero.device)
+    both = torch.cat((identity.expand(*zero.shape[:2], -1, -1), zero), dim=-1)
+    for tokens in _spans(inputs):
+        both = chunked.transition(_cut(inputs, tokens), both)
+    return both
+
+
+def state_gradient(inputs: Inputs, dout: Tensor) -> Tensor:
+    """Gradient of the state before the sequence, through the outputs alone."""
+    dstate = zero_state(inputs.q, inputs.v)
+    for tokens in reversed(list(_spans(inputs))):
+        dchunks = _to_chunks(dout[:, tokens].to(dstate.dtype), inputs.chunk_tokens)
+        dstate = chunked.state_gradient(_cut(inputs, tokens), dchunks, dstate)
+    return dstate
 
 
 def _spans(inputs: Inputs) -> Iterator[slice]:

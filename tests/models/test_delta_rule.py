@@ -11,7 +11,12 @@ from models.initialization import collect_inits, initialize
 from models.layers.gated_delta_net import GatedDeltaNet
 from models.layers.kimi_delta_attention import KimiDeltaAttention
 from models.ops import delta_rule_chunks, delta_rule_spans
-from models.ops.delta_rule import delta_rule
+from models.ops.delta_rule import (
+    Inputs,
+    delta_rule,
+    delta_rule_state_gradient,
+    delta_rule_transition,
+)
 from models.ops.short_convolution import short_convolution
 from tests.models.helpers import pack, relative_error
 from tests.models.recurrences import convolution_by_token, delta_rule_by_token
@@ -49,7 +54,7 @@ def outputs_and_gradients(
     if chunk_tokens is None:
         out, last = delta_rule_by_token(*tensors, positions, state, 0.3)
     else:
-        out, last, _ = delta_rule(*tensors, positions, state, 0.3, chunk_tokens)
+        out, last, _ = delta_rule(Inputs(*tensors, positions, 0.3, chunk_tokens), state)
     generator = torch.Generator().manual_seed(1)
     weights = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in (out, last)]
     total = (out * weights[0]).sum() + (last * weights[1]).sum()
@@ -95,12 +100,12 @@ def test_a_mild_decay_after_a_strong_one_keeps_its_digits() -> None:
 
 def test_a_sequence_in_two_parts_with_the_state_handed_on_is_the_sequence() -> None:
     (*tensors, state), positions = make_inputs("decay per channel")
-    whole, last, _ = delta_rule(*tensors, positions, state, 0.3, 16)
+    whole, last, _ = delta_rule(Inputs(*tensors, positions, 0.3, 16), state)
     first = [x[:, :40] for x in tensors]
     second = [x[:, 40:] for x in tensors]
 
-    out1, between, _ = delta_rule(*first, positions[:, :40], state, 0.3, 16)
-    out2, after, _ = delta_rule(*second, positions[:, 40:], between, 0.3, 16)
+    out1, between, _ = delta_rule(Inputs(*first, positions[:, :40], 0.3, 16), state)
+    out2, after, _ = delta_rule(Inputs(*second, positions[:, 40:], 0.3, 16), between)
 
     assert relative_error(torch.cat((out1, out2), dim=1), whole) < 1e-12
     assert relative_error(after, last) < 1e-12
@@ -109,7 +114,7 @@ def test_a_sequence_in_two_parts_with_the_state_handed_on_is_the_sequence() -> N
 def test_bfloat16_is_as_near_as_its_rounding() -> None:
     (*tensors, _), positions = make_inputs("one decay")
     half = [x.detach().bfloat16() if i != 3 else x.float() for i, x in enumerate(tensors)]
-    out, state, _ = delta_rule(*half, positions, None, 0.3, 64)
+    out, state, _ = delta_rule(Inputs(*half, positions, 0.3), None)
     expected, last = delta_rule_by_token(*(x.double() for x in half), positions, None, 0.3)
 
     assert (out.dtype, state.dtype) == (torch.bfloat16, torch.float32)
@@ -120,9 +125,47 @@ def test_bfloat16_is_as_near_as_its_rounding() -> None:
 @pytest.mark.parametrize("with_state", [True, False])
 def test_the_operator_keeps_the_rules_of_custom_operators(with_state: bool) -> None:
     (*tensors, state), positions = make_inputs("one decay")
-    args = (*tensors, positions, state if with_state else None, 0.3, 16)
+    args = (state if with_state else None, *tensors, positions, 0.3, 16)
 
     torch.library.opcheck(torch.ops.titanbench.delta_rule.default, args)
+
+
+@pytest.mark.parametrize("channels", ["one decay", "decay per channel"])
+@pytest.mark.parametrize("chunk_tokens", [1, 16, 128])
+def test_the_transition_makes_the_last_state_of_any_state(channels: str, chunk_tokens: int) -> None:
+    """M S + b, token by token; M is zero where a document begins: that state is forgotten."""
+    (*tensors, state), positions = make_inputs(channels, strength=0.1)
+    transition = delta_rule_transition(Inputs(*tensors, positions, 0.3, chunk_tokens))
+    matrix, increment = transition.split([8, 6], dim=-1)
+
+    # Enlarged: 75 tokens overwrite a state of width 8 up to some 1e-5 of it.
+    for before in (state, -1e6 * state, torch.zeros_like(state)):
+        _, last = delta_rule_by_token(*tensors, positions, before, 0.3)
+        assert relative_error(matrix @ before + increment, last) < 1e-12
+    assert not matrix[0].any()
+
+
+@pytest.mark.parametrize("channels", ["one decay", "decay per channel"])
+@pytest.mark.parametrize("chunk_tokens", [1, 16, 128])
+def test_the_gradient_of_the_state_alone_is_that_of_backward(
+    channels: str, chunk_tokens: int
+) -> None:
+    (*tensors, state), positions = make_inputs(channels, strength=0.1)
+    out, _ = delta_rule_by_token(*tensors, positions, state, 0.3)
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).double()
+    (expected,) = torch.autograd.grad(out, state, dout)
+
+    inputs = Inputs(*tensors, positions, 0.3, chunk_tokens)
+    assert relative_error(delta_rule_state_gradient(inputs, dout), expected) < 1e-12
+
+
+def test_the_operators_of_the_state_keep_the_rules_of_custom_operators() -> None:
+    (*tensors, _), positions = make_inputs("one decay")
+    args = (*(x.detach() for x in tensors), positions, 0.3, 16)
+
+    torch.library.opcheck(torch.ops.titanbench.delta_rule_transition.default, args)
+    dout = torch.ones_like(args[2])
+    torch.library.opcheck(torch.ops.titanbench.delta_rule_state_gradient.default, (dout, *args))
 
 
 class _LargestTensor(TorchDispatchMode):
@@ -142,7 +185,7 @@ def test_memory_is_that_of_a_span_beside_inputs_and_states() -> None:
     for S in (4096, 8192):
         q, k, v = (torch.randn(1, S, 1, 8) for _ in range(3))
         positions, decay = torch.arange(S)[None], torch.zeros(1, S, 1, 1)
-        inputs = delta_rule_spans.Inputs(q, k, v, decay, decay[..., 0], positions, 1.0, 16)
+        inputs = Inputs(q, k, v, decay, decay[..., 0], positions, 1.0, 16)
         with _LargestTensor() as mode:
             out, _, starts = delta_rule_spans.forward(inputs, None)
             delta_rule_spans.backward(inputs, starts, out, None)
@@ -162,7 +205,7 @@ def test_what_is_kept_for_backward_grows_linearly() -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            delta_rule(*tensors, torch.arange(S)[None], None, 1.0, 16)
+            delta_rule(Inputs(*tensors, torch.arange(S)[None], 1.0, 16), None)
         return sum(sizes.values())
 
     # Inputs, the position, and a state of 2 x 8 x 8 for each span of 16 chunks.
@@ -176,12 +219,26 @@ def test_flops_are_those_of_the_recurrence_and_backward_repeats_them() -> None:
     decay = torch.zeros(2, 64, 4, 1)
     with FlopCounterMode(display=False) as counter:
         positions = torch.arange(64).repeat(2, 1)
-        out, _, _ = delta_rule(q, k, v, decay, decay[..., 0], positions, None, 1.0, 64)
+        out, _, _ = delta_rule(Inputs(q, k, v, decay, decay[..., 0], positions, 1.0), None)
         forward = counter.get_total_flops()
         out.sum().backward()
 
     assert forward == 2 * 64 * 4 * (2 * 4 * 16 * 8)
     assert counter.get_total_flops() == 4 * forward
+
+
+def test_flops_of_the_state_are_those_of_its_recurrences() -> None:
+    """Three products of D (D + Dv), from first to last token; four of D Dv, from last to first."""
+    q, k = (torch.randn(2, 64, 2, 16) for _ in range(2))
+    v, decay = torch.randn(2, 64, 4, 8), torch.zeros(2, 64, 4, 1)
+    inputs = Inputs(q, k, v, decay, decay[..., 0], torch.arange(64).repeat(2, 1), 1.0)
+    with FlopCounterMode(display=False) as counter:
+        delta_rule_transition(inputs)
+        transition = counter.get_total_flops()
+        delta_rule_state_gradient(inputs, v)
+
+    assert transition == 2 * 64 * 4 * (2 * 3 * 16 * (16 + 8))
+    assert counter.get_total_flops() - transition == 2 * 64 * 4 * (2 * 4 * 16 * 8)
 
 
 def test_a_chunk_of_64_executes_an_eighth_more_than_is_counted() -> None:

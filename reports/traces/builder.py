@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from reports.traces.columns import (
@@ -19,6 +20,7 @@ from reports.traces.columns import (
     category_number,
 )
 from reports.traces.extract import (
+    ARGUMENTS,
     argument_columns,
     collective_args,
     integer_table,
@@ -26,13 +28,16 @@ from reports.traces.extract import (
     text_of,
     widened,
 )
+from reports.traces.growth import Column
 from reports.traces.problems import Problems
 from reports.traces.times import exact_ns, is_exact, numbers, to_ns
 from reports.traces.wire import (
+    ABSENT,
     Begin,
     Complete,
     End,
     Event,
+    FullArgs,
     Identifier,
     Instant,
     Label,
@@ -40,7 +45,11 @@ from reports.traces.wire import (
 )
 
 _FINISHED = frozenset((Complete, LeanComplete))
-_OTHERS = frozenset((Label, Begin, End))
+_OTHERS = frozenset((Label, Begin, End, Instant))
+# Types that the columns begin with; integers of 32 bits widen where a value needs it.
+_COLUMNS = {"start": np.int64, "in_graph": np.bool_} | dict.fromkeys(
+    ("duration", "name", "place", "dims", *ARGUMENTS), np.int32
+)
 _NO_TIME = np.iinfo(np.int64).min
 _WANTS_DIMS = re.compile(
     r"^(aten::(addmm|mm|bmm|baddbmm|linear|matmul|_scaled_mm|_grouped_mm|_scaled_grouped_mm)"
@@ -61,23 +70,24 @@ class Builder:
         self.collectives: list[CollectiveArgs] = []
         self._places: Numbering[tuple[str, Identifier, Identifier]] = Numbering()
         self._wants_dims: Bools = np.empty(0, dtype=np.bool_)
-        self._chunks: list[dict[str, Any]] = []
+        self._columns = {name: Column(dtype) for name, dtype in _COLUMNS.items()}
         self._memory: list[Ints] = []
         self._open: dict[tuple[Identifier, Identifier], list[Begin]] = {}
         self._num_rows = 0
 
     def add(self, events: Sequence[Event], piece: bytes) -> None:
         """Add the events of one piece; `piece` is their text, read again for exact times."""
+        kinds = set(map(type, events))
         finished: list[Any] = [event for event in events if type(event) in _FINISHED]
-        if len(finished) < len(events):
+        if not _OTHERS.isdisjoint(kinds):
             self._add_memory([event for event in events if type(event) is Instant])
-            for event in [event for event in events if type(event) in _OTHERS]:
-                self._add_other(event, finished)
-        kinds = set(map(type, finished))
-        if len(kinds) > 1:
-            finished, kinds = [widened(event) for event in finished], {Complete}
+            for event in events:
+                if type(event) in _OTHERS:
+                    self._add_other(event, finished)
+        if len({*kinds & _FINISHED, *map(type, finished[-1:])}) > 1:
+            finished = [widened(event) for event in finished]
         if finished:
-            self._add_finished(finished, piece, lean=LeanComplete in kinds)
+            self._add_finished(finished, piece)
 
     def _add_other(self, event: Event, finished: list[Any]) -> None:
         if isinstance(event, Label):
@@ -106,17 +116,17 @@ class Builder:
             self.labels[label.pid, tid] = name
 
     def _add_memory(self, events: list[Instant]) -> None:
-        args = [event.args for event in events if event.name == "[memory]"]
-        table = integer_table(args, len(MemoryEvents.__struct_fields__) - 2)
-        if table is None or not len(args):
-            return
         kept = [event for event in events if event.name == "[memory]"]
+        args = (astuple(event.args) for event in kept)
+        table = integer_table(args, len(kept), len(MemoryEvents.__struct_fields__) - 2)
+        if table is None or not kept:
+            return
         time = to_ns(np.nan_to_num(numbers([event.ts for event in kept])))
         thread = numbered((event.tid for event in kept), self.identifiers, len(kept))
         rows = np.column_stack([time, thread, table])
         self._memory.append(rows[table[:, 0] != NONE])
 
-    def _add_finished(self, events: list[Any], piece: bytes, *, lean: bool) -> None:
+    def _add_finished(self, events: list[Any], piece: bytes) -> None:
         start, duration = self._times(events, piece)
         sound = start != _NO_TIME
         if not sound.all():
@@ -127,22 +137,31 @@ class Builder:
         args = [event.args for event in events]
         name = numbered([event.name for event in events], self.names, count)
         places = [(event.cat, event.pid, event.tid) for event in events]
-        columns = {
-            "start": start,
-            "duration": duration,
-            "name": name,
-            "place": numbered(places, self._places, count),
-            "in_graph": np.zeros(count, dtype=np.bool_),
-            "dims": np.full(count, NONE, dtype=np.int32),
-            **argument_columns(args, self.problems, lean=lean),
-        }
-        if not lean:
-            columns["in_graph"] = np.array([one.graph_node is not None for one in args])
-            columns["dims"] = self._dims(args, name)
-            found = (collective_args(row, one) for row, one in enumerate(args, self._num_rows))
-            self.collectives += [one for one in found if one is not None]
-        self._chunks.append(columns)
+        self._append(
+            start=start,
+            duration=duration,
+            name=name,
+            place=numbered(places, self._places, count),
+            **self._rare_columns(args, name),
+            **argument_columns(args, self.problems),
+        )
         self._num_rows += count
+
+    def _append(self, **values: NDArray[Any]) -> None:
+        for name, own in values.items():
+            self._columns[name].append(own)
+
+    def _rare_columns(self, args: list[Any], name: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
+        """What only full arguments hold; of collectives the metadata are set apart."""
+        if not args or not isinstance(args[0], FullArgs):
+            in_graph = np.zeros(len(args), dtype=np.bool_)
+            return {"in_graph": in_graph, "dims": np.full(len(args), NONE, dtype=np.int32)}
+        for row, one in enumerate(args, self._num_rows):
+            if one.collective is not ABSENT:
+                found = collective_args(row, one)
+                self.collectives += [found] if found is not None else []
+        in_graph = np.array([one.graph_node is not None for one in args])
+        return {"in_graph": in_graph, "dims": self._dims(args, name)}
 
     def _times(self, events: list[Any], piece: bytes) -> tuple[Ints, Ints]:
         """Start and duration in ns; a start that is no number becomes the least int64."""
@@ -174,27 +193,23 @@ class Builder:
         return dims
 
     def finish(self, base_ns: int) -> tuple[Events, MemoryEvents]:
-        """All columns in one piece, times moved by the base of the file."""
+        """All columns, times moved by the base of the file; the builder is used up."""
         for stack in self._open.values():
             self.problems.add("unpaired", len(stack))
-        columns = self._joined()
-        columns["start"] = columns["start"] + base_ns
-        place = columns.pop("place")
+        place = self._columns.pop("place").array()
         table = [
             (category_number(cat), self.identifiers[pid], self.identifiers[tid])
             for cat, pid, tid in self._places
         ]
         numbers_of = np.array(table, dtype=np.int32).reshape(-1, 3)
-        columns["category"] = numbers_of[place, 0].astype(np.int8)
-        columns["process"], columns["thread"] = numbers_of[place, 1], numbers_of[place, 2]
+        columns: dict[str, Any] = {
+            "category": numbers_of[:, 0].astype(np.int8)[place],
+            "process": numbers_of[:, 1][place],
+            "thread": numbers_of[:, 2][place],
+            **{name: column.array() for name, column in self._columns.items()},
+        }
+        columns["start"] += base_ns
         return Events(**columns), self._memory_columns(base_ns)
-
-    def _joined(self) -> dict[str, Any]:
-        """The chunks joined column by column, each freed as soon as it is joined."""
-        if not self._chunks:
-            self._add_finished([], b"", lean=True)
-        names = list(self._chunks[0])
-        return {name: np.concatenate([chunk.pop(name) for chunk in self._chunks]) for name in names}
 
     def _memory_columns(self, base_ns: int) -> MemoryEvents:
         names = MemoryEvents.__struct_fields__

@@ -68,6 +68,8 @@ class Numbering(dict[Key, int]):
 class Events(Struct, frozen=True, kw_only=True):
     """Columns of complete events, in the order of the file; -1 stands for "not given".
 
+    All integers but those of `start` are 32 bits wide where the values of a file allow it.
+
     start, duration: ns since the epoch (or since the file's own zero), ns.
     name, process, thread: numbers into the trace's tables.
     category: number into CATEGORIES.
@@ -80,13 +82,12 @@ class Events(Struct, frozen=True, kw_only=True):
     category: NDArray[np.int8]
     process: NDArray[np.int32]
     thread: NDArray[np.int32]
-    device: NDArray[np.int16]
-    stream: NDArray[np.int32]
+    stream: Ints
     correlation: Ints
     external_id: Ints
     bytes: Ints
-    sequence: NDArray[np.int32]
-    forward_thread: NDArray[np.int32]
+    sequence: Ints
+    forward_thread: Ints
     in_graph: Bools
     dims: NDArray[np.int32]
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from reports.traces.columns import NONE, CollectiveArgs, Ints
@@ -19,35 +19,25 @@ from reports.traces.wire import (
     LeanComplete,
 )
 
-DTYPES: dict[str, type[np.signedinteger[Any]]] = {
-    "device": np.int16,
-    "stream": np.int32,
-    "correlation": np.int64,
-    "external_id": np.int64,
-    "bytes": np.int64,
-    "sequence": np.int32,
-    "forward_thread": np.int32,
-}
+ARGUMENTS = ("stream", "correlation", "external_id", "bytes", "sequence", "forward_thread")
+_arguments_of = attrgetter(*ARGUMENTS)
 
 
-def integer_table(rows: Sequence[msgspec.Struct], width: int) -> Ints | None:
-    """All fields of structs of `width` integers as (rows, width); None if one is no int64."""
-    flat: Iterable[Any] = chain.from_iterable(map(astuple, rows))
+def integer_table(rows: Iterable[tuple[Any, ...]], num_rows: int, width: int) -> Ints | None:
+    """Tuples of `width` integers as (num_rows, width); None if one is no int64."""
     try:
-        return np.fromiter(flat, np.int64, count=len(rows) * width).reshape(-1, width)
+        flat = np.fromiter(chain.from_iterable(rows), np.int64, count=num_rows * width)
     except (TypeError, ValueError, OverflowError):
         return None
+    return flat.reshape(-1, width)
 
 
-def argument_columns(args: Sequence[Args], problems: Problems, *, lean: bool) -> dict[str, Any]:
+def argument_columns(args: Sequence[Args], problems: Problems) -> dict[str, Ints]:
     """Columns of the arguments of events; what is no number becomes -1."""
-    table = integer_table(args, len(DTYPES)) if lean else None
+    table = integer_table(map(_arguments_of, args), len(args), len(ARGUMENTS))
     if table is not None:
-        return {name: table[:, k].astype(dtype) for k, (name, dtype) in enumerate(DTYPES.items())}
-    columns: dict[str, Any] = {}
-    for name, dtype in DTYPES.items():
-        columns[name] = integers([getattr(one, name) for one in args], problems).astype(dtype)
-    return columns
+        return {name: table[:, k] for k, name in enumerate(ARGUMENTS)}
+    return {name: integers([getattr(one, name) for one in args], problems) for name in ARGUMENTS}
 
 
 def integers(values: Sequence[Identifier], problems: Problems) -> Ints:

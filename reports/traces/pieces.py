@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 18  # its events fit in a cache of the second level
 GZIP_MAGIC = b"\x1f\x8b"
 
 # Where one event ends and the next begins: an object that starts with a key only events have first.
@@ -14,7 +14,7 @@ BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|pid|tid|args|dur|bp
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _LIST_END = re.compile(rb"\}\s*\]\s*(?:,\s*\"[^{}]*)?\}?\s*$")
-_SEARCH_BYTES = 1 << 13
+_SEARCH_BYTES = 1 << 11
 
 
 class PieceReader:

@@ -22,6 +22,7 @@ from workloads.workload import Precision, Workload
 distributed = pytest.mark.distributed
 exhaustive = pytest.mark.exhaustive
 OVERLAP = {"expert_overlap": True, "expert_chunks": 2}
+EVERY_TIME = {"microbatches": 2, "reduce_gradients": "microbatch"}
 
 TWO_RANKS: list[Any] = [
     {},
@@ -43,9 +44,7 @@ FOUR_RANKS: list[Any] = [
     pytest.param({"ep": 2, "expert_chunks": 2}, marks=exhaustive),
     pytest.param({"ep": 4, **OVERLAP, **PER_EXPERT}, marks=exhaustive),
     pytest.param({"ep": 4, "cp": 2}, marks=exhaustive),
-    pytest.param(
-        {"ep": 2, **OVERLAP, "microbatches": 2, "reduce_gradients": "microbatch"}, marks=exhaustive
-    ),
+    pytest.param({"ep": 2, "cp": 2, **OVERLAP, **EVERY_TIME}, marks=exhaustive),
 ]
 PIPELINES: list[Any] = [
     {"schedule": "1F1B", "reshard_after_forward": True, "remat": "selective"},

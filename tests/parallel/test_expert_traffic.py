@@ -1,5 +1,6 @@
 """What experts' exchanges move, counted in real steps, equals what the choices of tokens say."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -44,52 +45,59 @@ def watch(workload: Workload) -> Traffic:
     return Traffic(collectives.report()["ep"]["all_to_all"], routing.report(), choices)
 
 
-def rows_between(choices: list[list[int]], num_experts: int, num_ranks: int) -> list[set[Any]]:
-    """Return which tokens visit each rank, by a loop over tokens and experts."""
-    visitors: list[set[Any]] = [set() for _ in range(num_ranks)]
-    for token, experts in enumerate(choices):
-        for expert in experts:
-            visitors[expert * num_ranks // num_experts].add(token)
-    return visitors
+class Sent(NamedTuple):
+    """What a rank sends to each rank in a layer."""
+
+    rows: list[int]
+    tickets: list[int]
+
+
+def sent_by(choices: list[list[int]], num_experts: int, num_ranks: int) -> Sent:
+    """Return a row for each token and rank that it visits, a ticket for each of its experts."""
+    visits = [[expert * num_ranks // num_experts for expert in experts] for experts in choices]
+    return Sent(
+        [sum(rank in ranks for ranks in visits) for rank in range(num_ranks)],
+        [sum(ranks.count(rank) for ranks in visits) for rank in range(num_ranks)],
+    )
+
+
+def busiest(numbers: Sequence[list[int]], rank: int) -> int:
+    """Return what a rank sends, or receives if that is more: ``numbers[source][destination]``."""
+    return max(sum(numbers[rank]), sum(row[rank] for row in numbers))
 
 
 @distributed
-@pytest.mark.parametrize("routing", ["learned", "balanced", "balanced_strided", "random"])
-def test_a_token_travels_once_to_each_rank_it_visits(two_ranks: RankPool, routing: str) -> None:
+@pytest.mark.parametrize(
+    ("N", "routing"),
+    [(2, "learned"), (2, "balanced"), (2, "balanced_strided"), (2, "random"), (4, "learned")],
+)
+def test_a_token_travels_once_to_each_rank_it_visits(
+    two_ranks: RankPool, four_ranks: RankPool, N: int, routing: str
+) -> None:
     """Rows there and back, forward and backward; a ticket of 8 bytes for each expert and its
     gradient; the counts of each rank's experts and its rows once.
 
     And as many rows as the ranks per token say that the record has.
     """
-    N = 2
     workload = replace(tiny("deepseek_v3", N, ep=N), routing=routing)
     config = workload.model
-    ranks = two_ranks.run(watch, workload)
-    sent, expected = 0, [0] * N
-    for layers in zip(*(traffic.choices for traffic in ranks), strict=True):
-        visits = [rows_between(choices, config.num_experts, N) for choices in layers]
-        rows = [[len(tokens) for tokens in visitors] for visitors in visits]
-        tickets = [[0] * N for _ in range(N)]
-        for rank, choices in enumerate(layers):
-            for expert in (expert for experts in choices for expert in experts):
-                tickets[rank][expert * N // config.num_experts] += 1
-        for rank in range(N):
-            expected[rank] += 4 * busiest(rows, rank) * config.dim * FLOAT32_BYTES
-            expected[rank] += 2 * busiest(tickets, rank) * 2 * FLOAT32_BYTES
-            expected[rank] += (config.num_experts + N) * INT32_BYTES
-        sent += sum(map(sum, rows))
+    ranks = (two_ranks if N == 2 else four_ranks).run(watch, workload)
+    layers = [
+        [sent_by(choices, config.num_experts, N) for choices in layer]
+        for layer in zip(*(traffic.choices for traffic in ranks), strict=True)
+    ]
+    counts_bytes = (config.num_experts + N) * INT32_BYTES
 
-    num_layers = len(ranks[0].choices)
-    for traffic, moved in zip(ranks, expected, strict=True):
-        assert traffic.all_to_all == {"count": 7 * num_layers, "bytes": moved}
+    for rank, traffic in enumerate(ranks):
+        moved = len(layers) * counts_bytes
+        for layer in layers:
+            rows, tickets = (busiest(numbers, rank) for numbers in zip(*layer, strict=True))
+            moved += (4 * rows * config.dim + 2 * tickets * 2) * FLOAT32_BYTES
+        assert traffic.all_to_all == {"count": 7 * len(layers), "bytes": moved}
     routed = combine_routing([traffic.routing for traffic in ranks])
-    assert sent == routed["ranks_per_token"] * workload.tokens_per_step * num_layers
+    num_rows = sum(sum(sent.rows) for layer in layers for sent in layer)
+    assert routed["ranks_per_token"] == num_rows / (workload.tokens_per_step * len(layers))
     assert routed["dropped_tokens"] == 0
-
-
-def busiest(numbers: list[list[int]], rank: int) -> int:
-    """Return what a rank sends, or receives if that is more: ``numbers[source][destination]``."""
-    return max(sum(numbers[rank]), sum(row[rank] for row in numbers))
 
 
 @distributed

@@ -21,27 +21,26 @@ from models.counts import (
     entry_attention_term,
     flops_ledger,
 )
-from models.decoder import Decoder, Rotary, residual_scale
+from models.decoder import Rotary, residual_scale
 from models.initialization import fan_in
 from models.layers.compressed_attention import (
     Compressed,
     CompressedAttention,
-    CompressedAttentionConfig,
-    IndexerConfig,
+    compressed_contexts,
 )
-from models.layers.compression import map_entries
+from models.layers.compressed_attention_config import CompressedAttentionConfig, IndexerConfig
 from models.layers.feed_forward import FeedForward, clamped_swiglu
 from models.layers.gqa import gqa_layers
 from models.layers.hyper_connections import (
-    CollapsingNorm,
     StreamConfig,
     collapsing_parameters,
     hyper_connection_parameters,
 )
 from models.layers.moe import GroupedExperts, MoE
-from models.layers.rotary import Yarn, rotary_context
+from models.layers.rotary import Yarn
 from models.layers.router import Router, RouterConfig
 from models.layers.stream_block import StreamBlock, StreamMTPBlock
+from models.stream_decoder import StreamDecoder
 
 
 class DeepSeekV4Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -182,7 +181,7 @@ class DeepSeekV4Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return replace(ledger, terms=terms)
 
 
-class DeepSeekV4(Decoder):
+class DeepSeekV4(StreamDecoder):
     """The language model with its MTP modules; see models.protocol."""
 
     def __init__(self, config: DeepSeekV4Config, routing: str = "learned") -> None:
@@ -192,36 +191,23 @@ class DeepSeekV4(Decoder):
                 _block(config, tokens, hashed=layer < config.num_hashed_layers, routing=routing)
                 for layer, tokens in enumerate(config.layer_blocks)
             ),
+            streams=config.streams(),
             rotary=Rotary(config.rope_dim, config.rope_theta),
             mtp=(
                 StreamMTPBlock(config.streams(), _block(config, 0, hashed=False, routing=routing))
                 for _ in range(config.num_mtp_layers)
             ),
         )
-        self.v4 = config
-        self.norm = CollapsingNorm(config.streams())
+        yarn = Yarn(factor=config.rope_factor, original_context=config.rope_original_context)
+        self.compressed_rotary = Rotary(config.rope_dim, config.compressed_rope_theta, yarn)
+        self.blocks_of_entries = {*config.layer_blocks} - {0}
         self.mtp_loss_weight = config.mtp_loss_weight
-
-    @property
-    def stream_width(self) -> int:
-        """All streams side by side."""
-        return self.v4.num_streams * self.v4.dim
-
-    def embed(self, tokens_BS: Tensor) -> Tensor:
-        """The streams that enter the first layer: copies of the embedding."""
-        return super().embed(tokens_BS).repeat(1, 1, self.v4.num_streams)
 
     def context(self, positions_BS: Tensor) -> Context:
         """What the blocks of one forward pass share: entries and rotations for each kind."""
-        config = self.v4
         plain = super().context(positions_BS)
-        yarn = Yarn(factor=config.rope_factor, original_context=config.rope_original_context)
-        rotation = config.rope_dim, config.compressed_rope_theta, yarn
-        stretched = rotary_context(positions_BS, *rotation)
-        family = {0: Compressed(plain)}
-        for block in {*config.layer_blocks} - {0}:
-            family[block] = Compressed(stretched, map_entries(positions_BS, block, *rotation))
-        return plain._replace(family=family)
+        kinds = compressed_contexts(positions_BS, self.blocks_of_entries, self.compressed_rotary)
+        return plain._replace(family={0: Compressed(plain), **kinds})
 
 
 def _block(config: DeepSeekV4Config, tokens: int, *, hashed: bool, routing: str) -> StreamBlock:

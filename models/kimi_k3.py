@@ -5,10 +5,7 @@ states of the stream (models.layers.attention_residual). FLOPs of the linear att
 a term of their own: TorchTitan's count is without them.
 """
 
-from functools import partial
-
 import msgspec
-from torch import Tensor, nn
 
 from models.counts import (
     AttentionLayers,
@@ -17,18 +14,12 @@ from models.counts import (
     ParameterCounts,
     flops_ledger,
 )
-from models.decoder import Decoder, Rotary, residual_scale
-from models.initialization import fan_in
-from models.layers.attention_residual import MixedBlock, ResidualNorm
-from models.layers.feed_forward import FeedForward
+from models.decoder import residual_scale
+from models.layers.attention_residual import MixedBlock
 from models.layers.kimi_delta_attention import KimiDeltaAttention, kimi_delta_attention_parameters
-from models.layers.linear import Linear
+from models.layers.latent_mixture import LatentMixtureConfig
 from models.layers.mla import MultiHeadLatentAttention, mla_parameters
-from models.layers.moe import GroupedExperts, MoE
-from models.layers.norm import RMSNorm
-from models.layers.router import Router, RouterConfig
-from models.layers.situ import situ_glu
-from models.protocol import State
+from models.mixed_decoder import MixedDecoder
 
 
 class KimiK3Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +68,7 @@ class KimiK3Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
         if self.decay_bound >= 0:
             raise ValueError(f"decay_bound {self.decay_bound}: the least log decay is below 0")
-        self.router()
+        self.mixture().router()
 
     @property
     def num_mtp_layers(self) -> int:
@@ -90,14 +81,23 @@ class KimiK3Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         last, interval = self.num_layers - 1, self.full_attention_interval
         return [i for i in range(self.num_layers) if i == last or (i + 1) % interval == 0]
 
-    def build(self, routing: str = "learned") -> "KimiK3":
+    def build(self, routing: str = "learned") -> MixedDecoder:
         """The network on the default device, without values."""
-        return KimiK3(self, routing)
+        layers = (_block(self, layer, routing=routing) for layer in range(self.num_layers))
+        return MixedDecoder(self, layers, residual_block=self.residual_block)
 
-    def router(self) -> RouterConfig:
-        """The router of each mixture-of-experts layer."""
-        return RouterConfig(
-            num_experts=self.num_experts, num_experts_per_token=self.num_experts_per_token
+    def mixture(self) -> LatentMixtureConfig:
+        """The experts of each layer that has some."""
+        return LatentMixtureConfig(
+            dim=self.dim,
+            latent_dim=self.latent_dim,
+            expert_hidden_dim=self.expert_hidden_dim,
+            num_experts=self.num_experts,
+            num_experts_per_token=self.num_experts_per_token,
+            num_shared_experts=self.num_shared_experts,
+            gate_bound=self.gate_bound,
+            up_bound=self.up_bound,
+            norm_eps=self.norm_eps,
         )
 
     def counts(self) -> ParameterCounts:
@@ -125,14 +125,11 @@ class KimiK3Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         rest = attention + self.num_layers * 6 * dim
         rest += self.num_dense_layers * 3 * dim * self.dense_hidden_dim
         num_sparse = self.num_layers - self.num_dense_layers
-        latent = 2 * dim * self.latent_dim + self.latent_dim
-        shared = 3 * dim * self.num_shared_experts * self.expert_hidden_dim
-        rest += num_sparse * (dim * self.num_experts + latent + shared)
-        expert = num_sparse * 3 * self.latent_dim * self.expert_hidden_dim
+        mixture, active_mixture = self.mixture().parameters()
         return ParameterCounts(
             embedding=self.vocab_size * dim,
-            layers=rest + self.num_experts * expert,
-            active_layers=rest + self.num_experts_per_token * expert,
+            layers=rest + num_sparse * mixture,
+            active_layers=rest + num_sparse * active_mixture,
             final_norm=3 * dim,
             head=self.vocab_size * dim,
         )
@@ -158,51 +155,16 @@ class KimiK3Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
 
 
-class KimiK3(Decoder):
-    """The language model; see models.protocol.
-
-    The state between layers is the stream and its states at the beginnings of blocks before.
-    """
-
-    def __init__(self, config: KimiK3Config, routing: str = "learned") -> None:
-        super().__init__(
-            config,
-            (_block(config, layer, routing=routing) for layer in range(config.num_layers)),
-            rotary=Rotary(0, 1.0),
-            norm=ResidualNorm,
-        )
-        self.residual_block = config.residual_block
-
-    def last_hidden(self, x_BSD: Tensor, *blocks: Tensor) -> Tensor:
-        """The final norm of the mixture of all states."""
-        assert isinstance(self.norm, ResidualNorm)
-        return self.norm(*blocks, x_BSD)
-
-    def num_streams(self, layer: int) -> int:
-        """The stream, and its state at the beginning of each block before the layer."""
-        return 1 - (-layer // self.residual_block)
-
-    def advance(self, state: State, tokens_BS: Tensor, positions_BS: Tensor) -> State:
-        """The state after the parts that are here, from the state before them; all but the head."""
-        context = self.context(positions_BS)
-        x, *blocks = state or (self.embed(tokens_BS),)
-        for layer in self.layers:
-            if isinstance(layer, MixedBlock):
-                before, x = x, layer(x, context, *blocks)
-                blocks = [*blocks, before] if layer.starts_block else blocks
-        return (x, *blocks) if self.norm is None else (self.last_hidden(x, *blocks),)
-
-
 def _block(config: KimiK3Config, layer: int, *, routing: str) -> MixedBlock:
-    scale = residual_scale(config.num_layers)
+    scale, experts = residual_scale(config.num_layers), config.mixture()
     fully, sparse = layer in config.full_layers, layer >= config.num_dense_layers
     return MixedBlock(
         config.dim,
         config.norm_eps,
         attention=_latent_attention(config, scale) if fully else _delta_attention(config, scale),
-        feed_forward=_mixture(config, routing, scale)
+        feed_forward=experts.build(routing, scale)
         if sparse
-        else _dense(config, config.dense_hidden_dim, scale),
+        else experts.dense(config.dense_hidden_dim, scale),
         starts_block=layer % config.residual_block == 0,
     )
 
@@ -234,24 +196,6 @@ def _delta_attention(config: KimiK3Config, output_scale: float) -> KimiDeltaAtte
         convolution_width=config.convolution_width,
         norm_eps=config.norm_eps,
         output_scale=output_scale,
-    )
-
-
-def _dense(config: KimiK3Config, hidden_dim: int, output_scale: float) -> FeedForward:
-    activation = partial(situ_glu, gate_bound=config.gate_bound, up_bound=config.up_bound)
-    return FeedForward(config.dim, hidden_dim, output_scale=output_scale, activation=activation)
-
-
-def _mixture(config: KimiK3Config, routing: str, output_scale: float) -> MoE:
-    dim, latent, hidden = config.dim, config.latent_dim, config.expert_hidden_dim
-    activation = partial(situ_glu, gate_bound=config.gate_bound, up_bound=config.up_bound)
-    up_proj = Linear(latent, dim, init=fan_in(latent, scale=output_scale))
-    return MoE(
-        Router(dim, config.router(), routing=routing, init=fan_in(dim)),
-        GroupedExperts(config.num_experts, latent, hidden, activation=activation),
-        shared=_dense(config, config.num_shared_experts * hidden, output_scale),
-        entry=Linear(dim, latent),
-        exit=nn.Sequential(RMSNorm(latent, config.norm_eps), up_proj),
     )
 
 

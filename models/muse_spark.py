@@ -6,17 +6,15 @@ B batch, S sequence, D model width.
 
 import math
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
 from models.batch import Context
 from models.counts import FlopsLedger, ParameterCounts, flops_ledger
 from models.initialization import Normal, fan_in
-from models.layers.gqa import GroupedQueryAttention, check_heads, gqa_layers, gqa_parameters
-from models.layers.head import LogitScaling, OutputHead
 from models.layers.linear import Embedding, Linear
 from models.layers.moe import GroupedExperts, MoE
+from models.layers.muse import MuseConfig, muse_attention, muse_head
 from models.layers.norm import (
     CentredRMSNorm,
     InputScaledRMSNorm,
@@ -30,18 +28,9 @@ from models.layers.router import Router, RouterConfig
 from models.protocol import Model
 
 
-class MuseSparkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MuseSparkConfig(MuseConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The numbers of a Muse Spark network. ValueError where they do not fit together."""
 
-    vocab_size: int
-    dim: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    window: int
-    full_attention_interval: int = 4
-    """Every n-th layer, counted from the last, attends fully and without rotation."""
     latent_dim: int
     """Width at which the experts work."""
     expert_hidden_dim: int
@@ -49,42 +38,11 @@ class MuseSparkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     num_experts_per_token: int
     query_key_scale: float = 43.7840518911
     """Times head_dim^-0.5, what normed queries are scaled by."""
-    base_dim: int = 256
-    """Width at which router and head logits are not scaled: sqrt(base_dim / dim) otherwise."""
-    logit_soft_cap: float = 20.0
     residual_gate_temperature: float = 0.3
-    norm_eps: float = 1e-5
-    post_norm_eps: float = 1e-8
-    rope_theta: float = 500_000.0
-    loss_chunk_tokens: int = 512
 
     def __post_init__(self) -> None:
-        check_heads(self.num_heads, self.num_kv_heads, self.head_dim)
-        if self.window < 1 or self.full_attention_interval < 1:
-            raise ValueError(
-                f"window {self.window} and full_attention_interval "
-                f"{self.full_attention_interval} must be at least 1"
-            )
+        super().__post_init__()
         self.router()
-
-    @property
-    def num_mtp_layers(self) -> int:
-        """The released network has no MTP modules."""
-        return 0
-
-    @property
-    def logit_scale(self) -> float:
-        """Multiplier of the logits of the head and of the routers."""
-        return math.sqrt(self.base_dim / self.dim)
-
-    @property
-    def num_full_layers(self) -> int:
-        """Layers with full attention."""
-        return sum(self.attends_fully(layer) for layer in range(self.num_layers))
-
-    def attends_fully(self, layer: int) -> bool:
-        """Whether layer (from 0) attends to its whole document, without rotation."""
-        return (self.num_layers - 1 - layer) % self.full_attention_interval == 0
 
     def build(self, routing: str = "learned") -> "MuseSpark":
         """The network on the default device, without values."""
@@ -101,16 +59,9 @@ class MuseSparkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def counts(self) -> ParameterCounts:
         """Exact parameter counts."""
-        attention = gqa_parameters(
-            self.dim,
-            self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            gated=True,
-        )
         latent = 2 * self.dim * self.latent_dim + 2 * self.latent_dim
         gains = 5 * self.dim
-        common = attention + self.dim * self.num_experts + latent + gains
+        common = self.attention_parameters() + self.dim * self.num_experts + latent + gains
         expert = 3 * self.latent_dim * self.expert_hidden_dim
         return ParameterCounts(
             embedding=self.vocab_size * self.dim,
@@ -122,17 +73,8 @@ class MuseSparkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def flops_per_token(self, sequence_length: int) -> FlopsLedger:
         """FLOPs of forward and backward for one token, term by term."""
-        full = self.num_full_layers
         return flops_ledger(
-            self.counts(),
-            sequence_length=sequence_length,
-            attention=gqa_layers(
-                self.num_heads,
-                self.head_dim,
-                num_full=full,
-                num_windowed=self.num_layers - full,
-                window=self.window,
-            ),
+            self.counts(), sequence_length=sequence_length, attention=self.attention_layers()
         )
 
 
@@ -143,7 +85,13 @@ class MuseSparkBlock(nn.Module):
         super().__init__()
         dim = config.dim
         self.attention_norm = CentredRMSNorm(dim, config.norm_eps)
-        self.attention = _attention(config, layer)
+        self.attention = muse_attention(
+            config,
+            layer,
+            query_scale=config.query_key_scale / math.sqrt(config.head_dim),
+            output_scale=1.0,
+            output_norm=UnitRMSNorm(config.norm_eps),
+        )
         self.post_norm_eps = config.post_norm_eps
         self.attention_gate = _residual_gate(config)
         self.feed_forward_norm = CentredRMSNorm(dim, config.norm_eps)
@@ -171,14 +119,7 @@ class MuseSpark(Model):
         )
         self.mtp = nn.ModuleList()
         self.norm = RMSNorm(config.dim, config.norm_eps)
-        self.head = OutputHead(
-            config.dim,
-            config.vocab_size,
-            # Logits start with unit variance: the multiplier undoes this standard deviation.
-            init=fan_in(config.base_dim),
-            chunk_tokens=config.loss_chunk_tokens,
-            scaling=LogitScaling(config.logit_scale, config.logit_soft_cap),
-        )
+        self.head = muse_head(config)
 
     def embed(self, tokens_BS: Tensor) -> Tensor:
         """The normed embedding; the stream stays in float32 from here on."""
@@ -197,25 +138,6 @@ class MuseSpark(Model):
     def context(self, positions_BS: Tensor) -> Context:
         """What the blocks of one forward pass share."""
         return rotary_context(positions_BS, self.config.head_dim, self.config.rope_theta, None)
-
-
-def _attention(config: MuseSparkConfig, layer: int) -> GroupedQueryAttention:
-    fully = config.attends_fully(layer)
-    return GroupedQueryAttention(
-        config.dim,
-        config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        output_scale=1.0,
-        window=0 if fully else config.window,
-        rotary=not fully,
-        query_norm=UnitRMSNorm(
-            config.norm_eps, scale=config.query_key_scale / math.sqrt(config.head_dim)
-        ),
-        key_norm=UnitRMSNorm(config.norm_eps),
-        output_norm=UnitRMSNorm(config.norm_eps),
-        gated=True,
-    )
 
 
 def _residual_gate(config: MuseSparkConfig) -> ResidualGate:

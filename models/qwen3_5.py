@@ -5,32 +5,27 @@ three axes of the interleaved MRoPE, which is then plain rotary embedding of a p
 FLOPs of the linear attention's state are a term of their own: TorchTitan's count is without them.
 """
 
-import msgspec
 from msgspec.structs import replace
-from torch import nn
 
 from models.counts import FlopsLedger, LinearAttentionLayers, ParameterCounts, flops_ledger
 from models.decoder import Block, Decoder, Rotary, residual_scale
-from models.initialization import fan_in
-from models.layers.feed_forward import FeedForward, GatedFeedForward
+from models.layers.feed_forward import GatedFeedForward
 from models.layers.gated_delta_net import GatedDeltaNet, gated_delta_net_parameters
-from models.layers.gqa import GroupedQueryAttention, check_heads, gqa_layers, gqa_parameters
-from models.layers.moe import GroupedExperts, MoE
+from models.layers.gqa import gqa_layers
 from models.layers.mtp import MTPBlock
 from models.layers.norm import CentredRMSNorm
-from models.layers.router import Router, RouterConfig
+from models.layers.qwen import QwenConfig, qwen_attention, qwen_feed_forward
 
 
-class Qwen35Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The numbers of a Qwen3.5 network. ValueError where they do not fit together."""
+class Qwen35Config(QwenConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The numbers of a Qwen3.5 network. ValueError where they do not fit together.
+
+    Experts are balanced by their bias, not by the published auxiliary loss.
+    """
 
     vocab_size: int = 248320
-    dim: int
-    num_layers: int
     full_attention_interval: int = 4
     """The last of every n layers attends fully; the others are Gated DeltaNet."""
-    num_heads: int
-    num_kv_heads: int
     head_dim: int = 256
     rotary_dim: int = 64
     """Dimensions of each head that are rotated, from the first."""
@@ -39,21 +34,12 @@ class Qwen35Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_linear_qk_heads: int = 16
     linear_head_dim: int = 128
     convolution_width: int = 4
-    hidden_dim: int
-    """Width of the feed-forward layer; with experts, that of each and of the shared one."""
-    num_experts: int = 0
-    """0 for a dense network."""
-    num_experts_per_token: int = 0
-    tied: bool = False
-    """Whether the head's weight is the embedding's."""
-    norm_eps: float = 1e-6
     rope_theta: float = 10_000_000.0
     num_mtp_layers: int = 0
     mtp_loss_weight: float = 0.3
-    loss_chunk_tokens: int = 512
 
     def __post_init__(self) -> None:
-        check_heads(self.num_heads, self.num_kv_heads, self.head_dim)
+        super().__post_init__()
         if self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
             raise ValueError(f"{self.rotary_dim} of {self.head_dim} dimensions to rotate in pairs")
         if self.num_linear_heads % self.num_linear_qk_heads:
@@ -66,10 +52,6 @@ class Qwen35Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"full_attention_interval {self.full_attention_interval} must be at least 1 and "
                 f"num_mtp_layers {self.num_mtp_layers} at least 0"
             )
-        if self.num_experts:
-            self.router()
-        elif self.num_experts_per_token:
-            raise ValueError(f"{self.num_experts_per_token} experts per token of a dense network")
 
     @property
     def num_full_layers(self) -> int:
@@ -84,24 +66,9 @@ class Qwen35Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The network on the default device, without values."""
         return Qwen35(self, routing)
 
-    def router(self) -> RouterConfig:
-        """The router of each layer; balanced by its bias, not by the published auxiliary loss."""
-        return RouterConfig(
-            num_experts=self.num_experts,
-            num_experts_per_token=self.num_experts_per_token,
-            score_function="softmax",
-        )
-
     def counts(self) -> ParameterCounts:
         """Exact parameter counts."""
-        attention = gqa_parameters(
-            self.dim,
-            self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            normed=True,
-            gated=True,
-        )
+        attention = self.attention_parameters(gated=True)
         delta_net = gated_delta_net_parameters(
             self.dim,
             self.num_linear_heads,
@@ -111,7 +78,7 @@ class Qwen35Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
         full = self.num_full_layers
         mixers = full * attention + (self.num_layers - full) * delta_net
-        rest, active_rest = self._feed_forward_parameters()
+        rest, active_rest = self.feed_forward_parameters(shared=True)
         mtp = 2 * self.dim * self.dim + 3 * self.dim + attention
         return ParameterCounts(
             embedding=self.vocab_size * self.dim,
@@ -140,16 +107,6 @@ class Qwen35Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             mtp_attention=replace(full, num_layers=self.num_mtp_layers),
         )
 
-    def _feed_forward_parameters(self) -> tuple[int, int]:
-        """All, and those that work on one token, with the norms of the layer."""
-        feed_forward, norms = 3 * self.dim * self.hidden_dim, 2 * self.dim
-        if not self.num_experts:
-            return norms + feed_forward, norms + feed_forward
-        # The router, and the shared expert with its gate.
-        common = norms + self.dim * self.num_experts + feed_forward + self.dim
-        active = common + self.num_experts_per_token * feed_forward
-        return common + self.num_experts * feed_forward, active
-
 
 class Qwen35(Decoder):
     """The language model with its MTP modules; see models.protocol."""
@@ -176,26 +133,21 @@ class Qwen35(Decoder):
 
 
 def _block(config: Qwen35Config, *, fully: bool, routing: str) -> Block:
-    output_scale = residual_scale(config.num_layers)
+    dim, scale = config.dim, residual_scale(config.num_layers)
+    shared = GatedFeedForward(dim, config.hidden_dim, output_scale=scale)
     return Block(
-        config.dim,
+        dim,
         config.norm_eps,
-        attention=_attention(config, output_scale) if fully else _delta_net(config, output_scale),
-        feed_forward=_feed_forward(config, routing, output_scale),
+        attention=qwen_attention(config, CentredRMSNorm, gated=True, output_scale=scale)
+        if fully
+        else _delta_net(config, scale),
+        feed_forward=qwen_feed_forward(
+            config,
+            routing,
+            output_scale=scale,
+            shared=shared if config.num_experts else None,
+        ),
         norm=CentredRMSNorm,
-    )
-
-
-def _attention(config: Qwen35Config, output_scale: float) -> GroupedQueryAttention:
-    return GroupedQueryAttention(
-        config.dim,
-        config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        query_norm=CentredRMSNorm(config.head_dim, config.norm_eps),
-        key_norm=CentredRMSNorm(config.head_dim, config.norm_eps),
-        gated=True,
-        output_scale=output_scale,
     )
 
 
@@ -208,17 +160,6 @@ def _delta_net(config: Qwen35Config, output_scale: float) -> GatedDeltaNet:
         convolution_width=config.convolution_width,
         norm_eps=config.norm_eps,
         output_scale=output_scale,
-    )
-
-
-def _feed_forward(config: Qwen35Config, routing: str, output_scale: float) -> nn.Module:
-    dim, hidden = config.dim, config.hidden_dim
-    if not config.num_experts:
-        return FeedForward(dim, hidden, output_scale=output_scale)
-    return MoE(
-        Router(dim, config.router(), routing=routing, init=fan_in(dim)),
-        GroupedExperts(config.num_experts, dim, hidden, output_scale=output_scale),
-        shared=GatedFeedForward(dim, hidden, output_scale=output_scale),
     )
 
 

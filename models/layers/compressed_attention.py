@@ -11,110 +11,24 @@ networks trained it with is not public. Its parameters stay as they begin but fo
 B batch, S sequence, H heads, D head width, E entries of a row, K entries of a query, G groups.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
 from models.batch import Context
-from models.counts import EntryAttentionLayers
 from models.initialization import Zeros, fan_in, make_parameter
 from models.layers.attention import AttentionCore
-from models.layers.compression import Compressor, EntryMap, compressor_parameters
+from models.layers.compressed_attention_config import CompressedAttentionConfig, IndexerConfig
+from models.layers.compression import Compressor, EntryMap, map_entries
 from models.layers.linear import Linear
 from models.layers.norm import RMSNorm, rms_norm
-from models.layers.rotary import rotate_adjacent
+from models.layers.rotary import RotaryScaling, rotary_context, rotate_adjacent
 from models.layers.tensor_plan import TensorPlan
 from models.ops import choose_entries as choosing
 from models.ops import joint_attention as joint
 from models.ops.joint_attention import Seen
-
-
-class IndexerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The indexer of a layer."""
-
-    num_heads: int
-    head_dim: int
-    num_chosen: int
-    """Entries that a query attends to."""
-
-
-class CompressedAttentionConfig(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
-):
-    """The numbers of one layer; `block` 0 for a window alone, `indexer` None for all entries."""
-
-    dim: int
-    num_heads: int
-    head_dim: int
-    rope_dim: int
-    q_lora_rank: int
-    num_output_groups: int
-    o_lora_rank: int
-    window: int
-    block: int = 0
-    """Tokens of a compressed entry."""
-    indexer: IndexerConfig | None = None
-    norm_eps: float
-
-    def __post_init__(self) -> None:
-        if self.num_heads % self.num_output_groups:
-            raise ValueError(
-                f"{self.num_heads} heads do not divide into {self.num_output_groups} output groups"
-            )
-        if self.rope_dim % 2 or self.rope_dim > self.head_dim:
-            raise ValueError(f"{self.rope_dim} of {self.head_dim} dimensions to rotate in pairs")
-        if self.window < 1:
-            raise ValueError(f"window {self.window} must be at least 1")
-
-    @property
-    def group_width(self) -> int:
-        """Outputs of the heads of a group."""
-        return self.num_heads * self.head_dim // self.num_output_groups
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of the layer, the indexer's included."""
-        width, latents = self.num_heads * self.head_dim, self.num_output_groups * self.o_lora_rank
-        rank, indexer = self.q_lora_rank, self.indexer
-        total = self.dim * rank + rank + rank * width + self.dim * self.head_dim + self.head_dim
-        total += latents * self.group_width + latents * self.dim + self.num_heads
-        overlapping = indexer is not None
-        if self.block:
-            total += compressor_parameters(
-                self.dim, self.head_dim, block=self.block, overlapping=overlapping
-            )
-        if indexer is not None:
-            total += rank * indexer.num_heads * indexer.head_dim + self.dim * indexer.num_heads
-            total += compressor_parameters(
-                self.dim, indexer.head_dim, block=self.block, overlapping=True
-            )
-        return total
-
-    def entry_layers(self, num_layers: int) -> dict[str, EntryAttentionLayers]:
-        """What the FLOPs of `num_layers` such layers come from, apart from the window's, by term.
-
-        An indexer has products of queries alone, with all entries.
-        """
-        if not (self.block and num_layers):
-            return {}
-        entries = EntryAttentionLayers(
-            num_layers=num_layers,
-            num_heads=self.num_heads,
-            width=2 * self.head_dim,
-            block=self.block,
-            num_chosen=0 if self.indexer is None else self.indexer.num_chosen,
-        )
-        if self.indexer is None:
-            return {"attention_heavily_compressed": entries}
-        indexer = EntryAttentionLayers(
-            num_layers=num_layers,
-            num_heads=self.indexer.num_heads,
-            width=self.indexer.head_dim,
-            block=self.block,
-        )
-        return {"attention_compressed_sparse": entries, "indexer": indexer}
 
 
 class Compressed(NamedTuple):
@@ -124,6 +38,16 @@ class Compressed(NamedTuple):
     """Rotations of the tokens."""
     entries: EntryMap | None = None
     """None for a window alone."""
+
+
+def compressed_contexts(
+    positions_BS: Tensor, blocks: Iterable[int], rotation: tuple[int, float, RotaryScaling | None]
+) -> dict[int, Compressed]:
+    """What layers share by the tokens of their entries; dimensions, base and stretching rotate."""
+    context = rotary_context(positions_BS, *rotation)
+    return {
+        block: Compressed(context, map_entries(positions_BS, block, *rotation)) for block in blocks
+    }
 
 
 class Indexer(nn.Module):

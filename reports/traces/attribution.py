@@ -69,7 +69,7 @@ def _callers(trace: Trace, work: lanes.Work, links: Links) -> Ints:
     """Host row of each piece: the launch of a device event, or the operator itself."""
     if not work.on_device:
         return work.row
-    launch = np.full(len(trace.events), NONE, dtype=np.int64)
+    launch = np.full(len(trace.events), NONE, dtype=np.int32)
     launch[links.device] = links.launch
     return launch[work.row]
 
@@ -87,7 +87,7 @@ def _classes(
     by_kernel = np.array([number[kernel_class(name)] for name in names])
     by_operator = np.array([number[operator_class(name)] for name in names])
     contexts = [context_class(name) for name in names]
-    by_context = np.array([NONE if one is None else number[one] for one in contexts])
+    by_context = np.array([NONE if one is None else number[one] for one in contexts], dtype=np.int8)
     context = inherit(nesting, by_context[trace.events.name])
     name = trace.events.name[work.row]
     own = by_kernel[name] if work.on_device else by_operator[name]
@@ -116,8 +116,8 @@ def _collective_columns(
 ) -> tuple[Ints, Ints, tuple[str, ...], tuple[str, ...]]:
     axes: Numbering[str] = Numbering({"": 0})
     kinds: Numbering[str] = Numbering({"": 0})
-    axis = np.zeros(len(trace.events), dtype=np.int64)
-    kind = np.zeros(len(trace.events), dtype=np.int64)
+    axis = np.zeros(len(trace.events), dtype=np.int16)
+    kind = np.zeros(len(trace.events), dtype=np.int16)
     rows = np.unique(work.row[work.lane == lanes.COMMUNICATION])
     for row, facts in collective_facts(trace, rows, links, nesting).items():
         axis[row] = axes[axis_of(facts.description, facts.group_size)]

@@ -121,7 +121,7 @@ def _queued_gaps(events: Events, work: Work, links: Links) -> Intervals:
     """Gaps of the device before work that had been launched already, or by an unknown call."""
     reach = np.maximum.accumulate(work.stop)
     follows = np.flatnonzero(work.start[1:] > reach[:-1]) + 1
-    launch = np.full(len(events), NONE, dtype=np.int64)
+    launch = np.full(len(events), NONE, dtype=np.int32)
     launch[links.device] = links.launch
     call = launch[work.row[follows]]
     early = (call == NONE) | (events.start[call] < reach[follows - 1])

@@ -1,13 +1,13 @@
 """Events as columns of numpy arrays; names, threads and shapes are stored once and numbered."""
 
 from collections.abc import Hashable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.signedinteger[Any]]  # of 64 bits for times, narrower where that suffices
 Bools = NDArray[np.bool_]
 
 NONE = -1

@@ -143,15 +143,16 @@ def _calls(
     events = trace.events
     informative = communication_names(trace.names)[events.name]
     informative &= np.isin(events.category, [CATEGORY["cpu_op"], CATEGORY["user_annotation"]])
-    own = np.full(len(events), NONE, dtype=np.int64)
+    own = np.full(len(events), NONE, dtype=np.int32)
     candidates = np.flatnonzero(informative)
     own[candidates] = candidates
     around = inherit(nesting, own)
-    detailed = np.full(len(events), NONE, dtype=np.int64)
+    detailed = np.full(len(events), NONE, dtype=np.int32)
     with_args = np.array([row for row in given if own[row] != NONE], dtype=np.int64)
     detailed[with_args] = with_args
-    around = np.where(inherit(nesting, detailed) != NONE, inherit(nesting, detailed), around)
-    launch = np.full(len(events), NONE, dtype=np.int64)
+    detailed = inherit(nesting, detailed)
+    around = np.where(detailed != NONE, detailed, around)
+    launch = np.full(len(events), NONE, dtype=np.int32)
     launch[links.device] = links.launch
     caller = launch[rows]
     return np.where(caller == NONE, around[rows], around[caller])

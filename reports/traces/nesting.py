@@ -23,13 +23,13 @@ class Nesting(Struct, frozen=True, kw_only=True):
 
 def nest(events: Events) -> Nesting:
     """Build the tree; an event that overhangs its parent's end is still its child."""
-    host = np.flatnonzero(mask_of(events, *HOST))
+    host = np.flatnonzero(mask_of(events, *HOST)).astype(np.int32)
     thread = events.thread[host].astype(np.int64) * (int(events.process.max(initial=0)) + 1)
     thread += events.process[host]
     order = np.lexsort((-events.duration[host], events.start[host], thread))
     rows, thread = host[order], thread[order]
     place = _enclosing(thread, events.start[rows], events.end[rows])
-    parent = np.full(len(events), NONE, dtype=np.int64)
+    parent = np.full(len(events), NONE, dtype=np.int32)
     parent[rows] = np.where(place == NONE, NONE, rows[place])
     return Nesting(rows=rows, parent=parent, levels=_levels(rows, _depths(place)))
 
@@ -41,7 +41,7 @@ def _enclosing(thread: Ints, start: Ints, end: Ints) -> Ints:
     the nearest known so far has ended, so has everything between it and its own candidate, which
     is therefore the next candidate: each round doubles the reach.
     """
-    place = np.arange(-1, len(thread) - 1)
+    place = np.arange(-1, len(thread) - 1, dtype=np.int32)
     place[np.flatnonzero(thread[1:] != thread[:-1]) + 1] = NONE
     unsettled = np.flatnonzero(place != NONE)
     while len(unsettled):
@@ -55,7 +55,7 @@ def _enclosing(thread: Ints, start: Ints, end: Ints) -> Ints:
 
 def _depths(place: Ints) -> Ints:
     """Number of events around each, from the place of its innermost one."""
-    depth = (place != NONE).astype(np.int64)
+    depth = (place != NONE).astype(np.int32)
     above = place.copy()
     inner = np.flatnonzero(place != NONE)
     while len(inner):
@@ -83,7 +83,7 @@ def inherit(nesting: Nesting, own: Ints) -> Ints:
 
 def nearest_or_self(nesting: Nesting, rows: Ints, num_events: int) -> Ints:
     """For each event itself if it is among `rows`, else its nearest ancestor there, else -1."""
-    member = np.full(num_events, NONE, dtype=np.int64)
+    member = np.full(num_events, NONE, dtype=np.int32)
     member[rows] = rows
     return inherit(nesting, member)
 
@@ -112,8 +112,10 @@ def self_times(events: Events, nesting: Nesting, rows: Ints) -> Ints:
     time that the outermost rows cover.
     """
     enclosing = nearest(nesting, rows, len(events))
-    own = np.maximum(cut_ends(events, nesting, rows, enclosing) - events.start, 0)
-    result = own.copy()
+    own = cut_ends(events, nesting, rows, enclosing)
+    own -= events.start
+    np.maximum(own, 0, out=own)
+    inside = np.zeros(len(events), dtype=np.int64)
     inner = rows[enclosing[rows] != NONE]
-    np.subtract.at(result, enclosing[inner], own[inner])
-    return result[rows]
+    np.add.at(inside, enclosing[inner], own[inner])
+    return own[rows] - inside[rows]

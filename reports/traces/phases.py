@@ -3,7 +3,6 @@
 import re
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reports.traces.columns import CATEGORY, NONE, Events, Ints
 from reports.traces.nesting import Nesting, inherit
@@ -55,7 +54,7 @@ def phases(events: Events, nesting: Nesting, names: tuple[str, ...]) -> Ints:
 
 
 def _own_marks(events: Events, names: tuple[str, ...]) -> Ints:
-    by_name = np.array([_mark(name) for name in names] or [NONE], dtype=np.int64)
+    by_name = np.array([_mark(name) for name in names] or [NONE], dtype=np.int8)
     marks = by_name[events.name]
     recording = events.category == CATEGORY["cpu_op"]
     recording = recording & (events.sequence >= 0) & (events.forward_thread <= 0)
@@ -72,7 +71,7 @@ def _mark(name: str) -> int:
     return NONE
 
 
-def _below(above: NDArray[np.int64], own: NDArray[np.int64]) -> NDArray[np.int64]:
+def _below(above: Ints, own: Ints) -> Ints:
     """Phase of children with marks `own` under parents of phase `above`."""
     result = np.where(own == NONE, above, own)
     in_backward = (above == BACKWARD) | (above == RECOMPUTE)
@@ -88,7 +87,7 @@ def modules(events: Events, nesting: Nesting, names: tuple[str, ...]) -> Ints:
     A backward operator belongs to the module of the forward operator with its sequence number.
     """
     is_module = np.array([name.startswith("nn.Module: ") for name in names] or [False])
-    own = np.full(len(events), NONE, dtype=np.int64)
+    own = np.full(len(events), NONE, dtype=np.int32)
     rows = np.flatnonzero(is_module[events.name])
     own[rows] = rows
     if not len(rows):
@@ -100,7 +99,7 @@ def modules(events: Events, nesting: Nesting, names: tuple[str, ...]) -> Ints:
 
 def _linked_by_sequence(events: Events, inside: Ints) -> Ints:
     """Module row of backward operators, through the forward operator of the same sequence."""
-    linked = np.full(len(events), NONE, dtype=np.int64)
+    linked = np.full(len(events), NONE, dtype=np.int32)
     has_sequence = events.sequence >= 0
     forward = np.flatnonzero(has_sequence & (events.forward_thread <= 0) & (inside != NONE))
     backward = np.flatnonzero(has_sequence & (events.forward_thread > 0))

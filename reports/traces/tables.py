@@ -72,12 +72,16 @@ def group(keys: Sequence[Ints], values: Sequence[Ints]) -> tuple[Ints, Ints]:
     Keys are numbers from 0 on, few enough that their combinations fit in 63 bits.
     """
     sizes = [int(key.max(initial=0)) + 1 for key in keys]
-    combined = np.ravel_multi_index(tuple(keys), sizes) if len(keys[0]) else np.empty(0, np.int64)
-    distinct, place = np.unique(combined, return_inverse=True)
-    sums = np.zeros((len(distinct), len(values)), dtype=np.int64)
-    for column, value in enumerate(values):
-        np.add.at(sums[:, column], place, value)
-    return np.stack(np.unravel_index(distinct, sizes), axis=1), sums
+    if not len(keys[0]):
+        return np.empty((0, len(keys)), np.int64), np.empty((0, len(values)), np.int64)
+    combined = np.ravel_multi_index(tuple(keys), sizes)
+    combined = combined.astype(np.min_scalar_type(combined.max()))  # two bytes sort fastest
+    order = np.argsort(combined, kind="stable")
+    combined = combined[order]
+    first = np.flatnonzero(np.concatenate([[True], combined[1:] != combined[:-1]]))
+    sums = [np.add.reduceat(value[order], first, dtype=np.int64) for value in values]
+    distinct = combined[first].astype(np.int64)
+    return np.stack(np.unravel_index(distinct, sizes), axis=1), np.stack(sums, axis=1)
 
 
 class Names(Struct, frozen=True, kw_only=True):

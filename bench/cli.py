@@ -219,15 +219,19 @@ def analyze_verb(options: argparse.Namespace) -> int:
     """Analyse traces; print the answer or write its report."""
     from bench.progress import file_progress
     from reports.run_report import write_rendered
-    from reports.run_traces import read_traces, run_hta_tables
+    from reports.run_traces import export_hta_tables, read_traces, read_traces_with_hta
     from reports.trace_report import analysis_json, analysis_report
 
-    traces = read_traces(options.traces, progress=file_progress)
-    hta = run_hta_tables(traces) if options.hta else []
+    hta = None
+    if options.hta:
+        traces, hta = read_traces_with_hta(options.traces, progress=file_progress)
+    else:
+        traces = read_traces(options.traces, progress=file_progress)
     sources = [str(path) for path in options.traces]
     files = []
     if options.output:
         files = write_rendered(analysis_report(traces, sources, hta), options.output)
+        files += export_hta_tables(hta, options.output)
     document = analysis_json(traces, hta)
     _print_answer(document, lambda: analysis_report(traces, sources, hta), files, options)
     return ExitCode.OK

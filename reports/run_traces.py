@@ -8,16 +8,15 @@ import msgspec
 
 from bench.errors import UsageError
 from bench.hardware import find_accelerator
-from reports.traces.analyze import analyze
+from reports.traces.analyze import analyze, analyze_and_keep
 from reports.traces.discover import trace_files
-from reports.traces.loader import load
 from reports.traces.memory_files import is_memory_file, read_memory_files
 from reports.traces.merge import merge
 from reports.traces.problems import TraceError
 from reports.traces.summary import SCHEMA, Failure, RankSummary, TraceSummary
 
 if TYPE_CHECKING:  # HTA is slow to import, and few ask for it
-    from reports.traces.hta_run import HtaTable
+    from reports.traces.hta_run import HtaResult
 
 TRACES_FOLDER = "traces"
 MEMORY_FOLDER = "memory"
@@ -46,17 +45,64 @@ def read_traces(
         ready = [summary for summary in known if summary is not None]
         if len(ready) == len(files):
             return merge(ready, link_bytes_per_second=link_speed(ready))
-        traces = analyze(files, num_workers=num_workers, progress=progress)
-        speed = link_speed(traces.ranks)
-        if speed is not None:
-            merged = merge(traces.ranks, traces.failures, link_bytes_per_second=speed)
-            traces = msgspec.structs.replace(merged, memory=traces.memory)
+        return _checked(analyze(files, num_workers=num_workers, progress=progress))
     except TraceError as error:
         raise UsageError(str(error)) from error
+
+
+def read_traces_with_hta(
+    paths: Sequence[Path], *, progress: Progress | None = None
+) -> "tuple[TraceSummary, HtaResult | None]":
+    """Return the analysis as ``read_traces`` does, and HTA's on the columns that were loaded.
+
+    Each file is read once. There is no result of HTA's where the files are about memory alone.
+
+    Raises:
+        UsageError: as ``read_traces``.
+    """
+    from reports.traces.hta_run import run_hta
+
+    try:
+        summary, loaded = analyze_and_keep(paths, progress=progress)
+        traces = _checked(summary)
+    except TraceError as error:
+        raise UsageError(str(error)) from error
+    return traces, run_hta(loaded, path_ranks(traces)) if loaded else None
+
+
+def export_hta_tables(result: "HtaResult | None", output: Path) -> list[Path]:
+    """Write HTA's tables as CSV into a folder beside the report, and return the files.
+
+    Raises:
+        UsageError: if one cannot be written.
+    """
+    if result is None:
+        return []
+    from reports.traces.hta_run import export_hta
+
+    folder = output / "hta" if output.is_dir() else output.with_name(f"{output.stem}-hta")
+    try:
+        return export_hta(result, folder)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}") from error
+
+
+def path_ranks(traces: TraceSummary) -> list[int]:
+    """Return whose critical paths to look at: the first rank's, and that of the latest rank."""
+    late = [one.rank for one in traces.cross.stragglers[:1] if one.cause != "none"]
+    return [*(summary.rank for summary in traces.ranks[:1]), *late]
+
+
+def _checked(traces: TraceSummary) -> TraceSummary:
+    """Return the analysis with the speed of the link, if there is anything in it."""
     if not traces.ranks and not traces.memory:
         reasons = "; ".join(failure.reason for failure in traces.failures[:3])
         raise UsageError(f"no file could be analysed: {reasons}")
-    return traces
+    speed = link_speed(traces.ranks)
+    if speed is None:
+        return traces
+    merged = merge(traces.ranks, traces.failures, link_bytes_per_second=speed)
+    return msgspec.structs.replace(merged, memory=traces.memory)
 
 
 def run_traces(run_folder: Path) -> TraceSummary | None:
@@ -80,13 +126,6 @@ def with_memory(traces: TraceSummary, run_folder: Path) -> TraceSummary:
     return msgspec.structs.replace(
         traces, memory=[*traces.memory, *memory], failures=[*traces.failures, *failures]
     )
-
-
-def run_hta_tables(traces: TraceSummary) -> "list[HtaTable]":
-    """Return what HolisticTraceAnalysis makes of the same traces, on our columns."""
-    from reports.traces.hta_run import run_hta
-
-    return run_hta([load(summary.path) for summary in traces.ranks])
 
 
 def written_summary(trace: Path) -> RankSummary | None:

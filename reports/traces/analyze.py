@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 
 from reports.traces.discover import trace_files
-from reports.traces.memory_files import is_memory_file, read_memory_files
+from reports.traces.loader import Trace, load
+from reports.traces.memory_files import RankMemory, is_memory_file, read_memory_files
 from reports.traces.merge import check_distinct, merge
 from reports.traces.problems import TraceError
-from reports.traces.reduce import reduce_trace
+from reports.traces.reduce import reduce_trace, summarise
 from reports.traces.summary import Failure, RankSummary, TraceSummary
 
 Analysis = TraceSummary
@@ -33,13 +34,10 @@ def analyze(
     `progress` is called with (files done, files). Raises TraceError when a path does not exist or
     when two files have the same rank.
     """
-    given = trace_files(paths)
-    files = [file for file in given if not is_memory_file(file)]
-    memory, unread = read_memory_files(file for file in given if file not in files)
+    files, memory, failures = _read_memory(paths)
     if num_workers is None:
         num_workers = os.cpu_count() or 1
     summaries: list[RankSummary] = []
-    failures = [Failure(path=path, reason=reason) for path, reason in unread.items()]
     for done, result in enumerate(_reduced(files, min(num_workers, len(files)), cache), 1):
         if isinstance(result, Failure):
             failures.append(result)
@@ -47,11 +45,53 @@ def analyze(
             summaries.append(result)
         if progress is not None:
             progress(done, len(files))
+    merged = _merged(summaries, failures, link_bytes_per_second)
+    return msgspec.structs.replace(merged, memory=memory)
+
+
+def analyze_and_keep(
+    paths: Iterable[Path | str], *, progress: Callable[[int, int], None] | None = None
+) -> tuple[Analysis, list[Trace]]:
+    """Analyse files as `analyze` does, in this process, and keep what was loaded of each rank.
+
+    For analyses that need all columns of all ranks at once, so that no file is read twice.
+    """
+    files, memory, failures = _read_memory(paths)
+    traces: list[Trace] = []
+    summaries: list[RankSummary] = []
+    for done, file in enumerate(files, 1):
+        try:
+            trace = load(file)
+            summaries.append(summarise(trace))
+            traces.append(trace)
+        except (TraceError, OSError, MemoryError) as error:
+            failures.append(Failure(path=str(file), reason=str(error) or type(error).__name__))
+        if progress is not None:
+            progress(done, len(files))
+    merged = _merged(summaries, failures, None)
+    kept = {summary.path for summary in merged.ranks}
+    traces = sorted((t for t in traces if t.path in kept), key=lambda trace: trace.rank)
+    return msgspec.structs.replace(merged, memory=memory), traces
+
+
+def _read_memory(
+    paths: Iterable[Path | str],
+) -> tuple[list[Path], list[RankMemory], list[Failure]]:
+    """The traces among the files, and what the files about memory alone say."""
+    given = trace_files(paths)
+    files = [file for file in given if not is_memory_file(file)]
+    memory, unread = read_memory_files(file for file in given if file not in files)
+    failures = [Failure(path=path, reason=reason) for path, reason in unread.items()]
+    return files, memory, failures
+
+
+def _merged(
+    summaries: list[RankSummary], failures: list[Failure], link_bytes_per_second: float | None
+) -> Analysis:
     summaries, unknown = _without_rankless(summaries)
     check_distinct([(one.rank, one.path) for one in summaries])
     failures = sorted([*failures, *unknown], key=lambda failure: failure.path)
-    merged = merge(summaries, failures, link_bytes_per_second=link_bytes_per_second)
-    return msgspec.structs.replace(merged, memory=memory)
+    return merge(summaries, failures, link_bytes_per_second=link_bytes_per_second)
 
 
 def _without_rankless(

@@ -92,7 +92,9 @@ def _streams(trace: Trace) -> Ints:
     device = mask_of(events, *DEVICE, "gpu_user_annotation", "sync")
     own = events.stream.astype(np.int64)
     shift = 1 if (own[device] == 0).any() else 0
-    own = np.where(own < 0, 1, own + shift)
+    # A wait for the whole device is on no stream, and HTA knows it by that.
+    nowhere = np.where(mask_of(events, "sync"), NONE, 1)
+    own = np.where(own < 0, nowhere, own + shift)
     return np.where(device & mask_of(events, *DEVICE, "sync"), own, NONE)
 
 
@@ -103,9 +105,9 @@ def _linked_rows(trace: Trace) -> Ints:
     waits = np.flatnonzero(mask_of(events, "sync") & (events.correlation >= 0))
     calls = np.flatnonzero(mask_of(events, "runtime", "driver") & (events.correlation >= 0))
     result = np.where(events.correlation >= 0, 0, NONE).astype(np.int64)
-    for wanted, others in ((device, calls), (waits, calls), (calls, device)):
+    for wanted, others in ((device, calls), (waits, calls), (calls, waits), (calls, device)):
         linked = match_ids(events.correlation, others, wanted)
-        result[wanted] = np.where(linked == NONE, 0, linked)
+        result[wanted] = np.where(linked == NONE, result[wanted], linked)
     return result
 
 

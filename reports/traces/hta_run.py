@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 from msgspec import Struct
 
+from reports.traces.critical_path import CriticalPath, PathPart, critical_path
 from reports.traces.hta_bridge import hta_analysis
 from reports.traces.loader import Trace
-from reports.traces.steps import windows
 
 KERNEL_GAP_NS = 30_000  # HTA's default of 30 us between consecutive kernels
 
@@ -29,21 +29,30 @@ class HtaTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 Analyses = dict[str, Callable[[Any], Any]]
 
 
-def run_hta(traces: Sequence[Trace]) -> list[HtaTable]:
-    """Every table that HTA can make of the traces; its exceptions become reasons."""
+class HtaResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What HTA says about traces: its tables, and the critical paths of some ranks."""
+
+    tables: list[HtaTable]
+    paths: list[CriticalPath]
+
+
+def run_hta(traces: Sequence[Trace], path_ranks: Sequence[int] | None = None) -> HtaResult:
+    """Every table that HTA can make of loaded traces; its exceptions become reasons.
+
+    No file is read. `path_ranks`: whose critical paths are wanted, by default the first rank's.
+    """
     analysis = hta_analysis(traces)
     tables: list[HtaTable] = []
     for name, call in _analyses(traces).items():
         tables += _outcome(name, analysis, call)
-    return tables
+    wanted = [traces[0].rank] if path_ranks is None else path_ranks
+    paths = [critical_path(analysis, trace) for trace in traces if trace.rank in wanted]
+    return HtaResult(tables=tables, paths=paths)
 
 
 def _analyses(traces: Sequence[Trace]) -> Analyses:
     ranks = [trace.rank for trace in traces]
-    first = ranks[0]
-    steps, has_steps = windows(traces[0].events, traces[0].names)
-    last = sum(step.number is not None for step in steps) - 1
-    analyses: Analyses = {
+    return {
         "temporal_breakdown": lambda t: t.get_temporal_breakdown(visualize=False),
         "communication_overlap": lambda t: t.get_comm_comp_overlap(visualize=False),
         "idle_time": lambda t: t.get_idle_time_breakdown(
@@ -58,21 +67,6 @@ def _analyses(traces: Sequence[Trace]) -> Analyses:
         ),
         "stragglers": lambda t: pd.DataFrame({"rank": t.get_potential_stragglers()}),
     }
-    if has_steps:
-        analyses["critical_path"] = lambda t: _critical_path(t, first, last)
-    return analyses
-
-
-def _critical_path(analysis: Any, rank: int, instance: int) -> pd.DataFrame | None:
-    """Time on the critical path of one step, by what bounds it."""
-    result = analysis.critical_path_analysis(rank, "ProfilerStep", instance)
-    if result is None or not result[1]:
-        return None
-    edges = result[0].get_critical_path_breakdown()
-    if edges is None:
-        return None
-    grouped: pd.DataFrame = edges.groupby("bound_by", as_index=False)["duration"].sum()
-    return grouped
 
 
 def _outcome(name: str, analysis: Any, call: Callable[[Any], Any]) -> list[HtaTable]:
@@ -111,10 +105,11 @@ def _plain(value: Any) -> str | int | float | None:
     return value if isinstance(value, (str, int, float)) or value is None else str(value)
 
 
-def export_hta(tables: Sequence[HtaTable], folder: Path) -> list[Path]:
+def export_hta(result: HtaResult, folder: Path) -> list[Path]:
     """Write each table as CSV, and the reasons as `reasons.txt`; return what was written."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
+    tables = [*result.tables, *map(_path_table, result.paths)]
     for table in tables:
         if table.reason is None:
             path = folder / f"{table.name}.csv"
@@ -126,3 +121,11 @@ def export_hta(tables: Sequence[HtaTable], folder: Path) -> list[Path]:
         path.write_text("\n".join(reasons) + "\n", encoding="utf-8")
         written.append(path)
     return written
+
+
+def _path_table(path: CriticalPath) -> HtaTable:
+    columns = list(PathPart.__struct_fields__)
+    rows = [[getattr(part, name) for name in columns] for part in path.parts]
+    return HtaTable(
+        name=f"critical_path_rank{path.rank}", columns=columns, rows=rows, reason=path.reason
+    )

@@ -12,7 +12,6 @@ from reports.traces import cache
 from reports.traces.analyze import analyze
 from reports.traces.cache import cache_path, load_cached
 from reports.traces.columns import Events
-from reports.traces.hta_run import export_hta, run_hta
 from reports.traces.loader import load
 from reports.traces.merge import merge
 from reports.traces.problems import TraceError
@@ -171,22 +170,3 @@ def test_our_reader_survives_what_torch_writes_for_a_quote(tmp_path: Path) -> No
     profiler.export_chrome_trace(str(path))
 
     assert any("quote" in name for name in load(path).names)
-
-
-def test_hta_runs_on_our_columns_and_its_exceptions_become_reasons(tmp_path: Path) -> None:
-    trace = load(write(tmp_path / "rank0.json", small()))
-    tables = {table.name: table for table in run_hta([trace])}
-    written = export_hta(list(tables.values()), tmp_path / "hta")
-    breakdown = dict(
-        zip(
-            tables["temporal_breakdown"].columns,
-            tables["temporal_breakdown"].rows[0],
-            strict=True,
-        )
-    )
-
-    assert breakdown["compute_time(ns)"] == 30_000
-    assert breakdown["idle_time(ns)"] == 10_000
-    assert all(table.rows or table.reason for table in tables.values())
-    assert tables["stragglers"].reason is not None
-    assert {path.name for path in written} >= {"temporal_breakdown.csv", "reasons.txt"}

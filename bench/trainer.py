@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from models.batch import Batch
 from models.layers.attention import AttentionCore
 from models.layers.compressed_attention import CompressedAttentionCore, Indexer
+from models.layers.delta_rule import DeltaRuleCore
 from models.layers.vision import VisionBlock
 from models.protocol import NamedMoE
 from parallel.fsdp import prepare_backward
@@ -25,6 +26,7 @@ from workloads.workload import Training, Workload
 KERNEL_KINDS: dict[str, tuple[type[nn.Module], ...]] = {
     "attention": (AttentionCore, CompressedAttentionCore),
     "indexer": (Indexer,),
+    "linear attention": (DeltaRuleCore,),
     "vision attention": (VisionBlock,),
 }
 """The modules that keep the name of the kernel which served them last, by what the record says."""

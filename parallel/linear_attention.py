@@ -15,7 +15,7 @@ from torch import Tensor
 from models.batch import Context
 from models.layers.delta_rule import DeltaRuleCore, ShortConvolution
 from models.layers.linear import local
-from models.ops.delta_rule import Inputs, delta_rule
+from models.ops.delta_rule import delta_rule
 from models.ops.short_convolution import short_convolution
 from parallel.chunks import Chunks
 from parallel.halo import Halo
@@ -47,7 +47,7 @@ class PassedStates:
         q, k, v, log_decay, beta, positions = (
             x.unflatten(1, (2, -1)).flatten(0, 1) for x in (q, k, v, log_decay, beta, positions)
         )
-        inputs = Inputs(q, k, v, log_decay, beta, positions, self.core.scale)
+        inputs = self.core.inputs(q, k, v, log_decay, beta, positions)
         out = pass_states(inputs, self.chunks, self.group)
         return out.unflatten(0, (-1, 2)).flatten(1, 2)
 
@@ -64,7 +64,7 @@ class ExchangedStates:
     ) -> Tensor:
         """As ``DeltaRuleCore.forward``, from and to this rank's tokens with all heads."""
         q, k, v, log_decay, beta = self.heads.leave(q, k, v, log_decay, beta)
-        inputs = Inputs(q, k, v, log_decay, beta, context.positions_BS, self.core.scale)
+        inputs = self.core.inputs(q, k, v, log_decay, beta, context.positions_BS)
         out, _, _ = delta_rule(inputs, None)
         return self.heads.come_home(out)
 

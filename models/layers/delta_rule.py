@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from models.batch import Context
 from models.initialization import fan_in, make_parameter
 from models.layers.linear import local
-from models.ops.delta_rule import Inputs, delta_rule
+from models.ops.delta_rule import Inputs, delta_rule, kernel_of
 from models.ops.short_convolution import short_convolution
 
 
@@ -25,14 +25,23 @@ class DeltaRuleCore(nn.Module):
         self.scale = qk_head_dim**-0.5
         self.flops_per_token = 2 * 4 * num_heads * qk_head_dim * v_head_dim
         """Of a forward pass, at any length of the sequence."""
+        self.kernel = ""
+        """The kernel that served the last forward, for the record."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, context: Context
     ) -> Tensor:
         """(B,S,H,Dv) from q, k (B,S,Hk,D), v (B,S,H,Dv), log_decay (B,S,H,G), beta (B,S,H)."""
-        inputs = Inputs(q, k, v, log_decay, beta, context.positions_BS, self.scale)
-        out, _, _ = delta_rule(inputs, None)
+        out, _, _ = delta_rule(self.inputs(q, k, v, log_decay, beta, context.positions_BS), None)
         return out
+
+    def inputs(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, positions_BS: Tensor
+    ) -> Inputs:
+        """What the operator takes; `kernel` names what serves it from here on."""
+        inputs = Inputs(q, k, v, log_decay, beta, positions_BS, self.scale)
+        self.kernel = kernel_of(inputs)
+        return inputs
 
 
 class ShortConvolution(nn.Module):

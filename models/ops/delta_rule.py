@@ -13,6 +13,7 @@ B batch, S sequence, H value heads, Hk heads of queries and keys (each serves H 
 a row), D width of queries and keys, Dv of values, G log decays of a token and head: D or 1.
 """
 
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ from torch.library import custom_op
 from torch.utils.flop_counter import register_flop_formula
 
 from models.ops import delta_rule_spans as spans
+from models.ops import gym_delta_rule
 from models.ops.delta_rule_spans import Inputs
+from models.ops.kernels import delta_rule_kernel, find_machine
 
 INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor log_decay, Tensor beta, Tensor positions, float scale, "
@@ -67,13 +70,30 @@ def delta_rule_state_gradient(inputs: Inputs, dout: Tensor) -> Tensor:
     return _state_gradient(dout, *inputs)
 
 
+def kernel_of(inputs: Inputs) -> str:
+    """The name of the kernel that serves forward and backward of inputs like these."""
+    q, v = inputs.q, inputs.v
+    return delta_rule_kernel(
+        find_machine(q.device.type),
+        q.dtype,
+        qk_head_dim=q.shape[-1],
+        v_head_dim=v.shape[-1],
+        num_decays=inputs.log_decay.shape[-1],
+        grouped=q.shape[2] != v.shape[2],
+    )
+
+
+def _kernel(inputs: Inputs) -> ModuleType:
+    return spans if kernel_of(inputs) == "chunks" else gym_delta_rule
+
+
 @custom_op(
     "titanbench::delta_rule",
     mutates_args=(),
     schema=f"(Tensor? state, {INPUTS}) -> (Tensor, Tensor, Tensor)",
 )
 def _forward(state: Tensor | None, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return spans.forward(Inputs(*inputs), state)
+    return _kernel(Inputs(*inputs)).forward(Inputs(*inputs), state)
 
 
 @_forward.register_fake
@@ -93,7 +113,7 @@ def _(state: Tensor | None, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _backward(
     dstate: Tensor | None, dout: Tensor, starts: Tensor, *inputs: Any
 ) -> tuple[Tensor, ...]:
-    return spans.backward(Inputs(*inputs), starts, dout, dstate)
+    return _kernel(Inputs(*inputs)).backward(Inputs(*inputs), starts, dout, dstate)
 
 
 @_backward.register_fake

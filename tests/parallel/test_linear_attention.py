@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from bench.instruments.collectives import CollectiveCounter
@@ -129,6 +130,26 @@ def test_four_ranks_pass_states(four_ranks: RankPool, case: Any) -> None:
 def test_exchanged_heads_see_the_whole_sequence(two_ranks: RankPool) -> None:
     for found in two_ranks.run(errors_of_exchanged_heads, TWO_RANKS):
         assert max(found) < 1e-11
+
+
+def errors_in_bfloat16(documents: list[list[int]]) -> list[float]:
+    return errors(documents, num_decays=D, dtype=torch.bfloat16)
+
+
+def test_in_bfloat16_results_differ_by_their_rounding_alone(two_ranks: RankPool) -> None:
+    """States travel in float32, whatever the dtype of the tokens."""
+    for found in two_ranks.run(errors_in_bfloat16, TWO_RANKS):
+        assert max(found) <= 2**-7
+
+
+def test_only_an_exchange_needs_heads_that_the_ranks_divide() -> None:
+    model = replace(QWEN3_5_PROXY, num_linear_heads=3, num_linear_qk_heads=1)
+    network = build_whole(replace(workload("qwen3_5", 1, "text"), model=model))
+    check_layout(network, ParallelPlan(cp=2).resolve(2))
+    check_layout(network, ParallelPlan(cp=2, context="ring").resolve(2))
+
+    with pytest.raises(ValueError, match=r"plan\.cp=2 does not divide the 1 \(of tp=1\) heads"):
+        check_layout(network, ParallelPlan(cp=2, context="ulysses").resolve(2))
 
 
 def test_carrying_states_is_applying_one_map_after_the_other() -> None:

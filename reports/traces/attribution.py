@@ -16,7 +16,7 @@ from reports.traces.classify import (
     resolve,
 )
 from reports.traces.columns import CATEGORY, NONE, Ints, Numbering
-from reports.traces.communication import axis_of, collective_facts
+from reports.traces.communication import Facts
 from reports.traces.links import Links
 from reports.traces.loader import Trace
 from reports.traces.nesting import Nesting, inherit, nearest_or_self
@@ -42,7 +42,9 @@ class Attribution(Struct, frozen=True, kw_only=True):
     host_phase: Ints
 
 
-def attribute(trace: Trace, work: lanes.Work, nesting: Nesting, links: Links) -> Attribution:
+def attribute(
+    trace: Trace, work: lanes.Work, nesting: Nesting, links: Links, facts: dict[int, Facts]
+) -> Attribution:
     """Attribute every piece; device work through the host call that launched it."""
     events = trace.events
     host_phase = phases(events, nesting, trace.names)
@@ -51,7 +53,7 @@ def attribute(trace: Trace, work: lanes.Work, nesting: Nesting, links: Links) ->
     operator = np.where(known, _operators(trace, nesting)[caller], NONE)
     module = np.where(known, modules(events, nesting, trace.names)[caller], NONE)
     phase = np.where(known, host_phase[caller], PHASES.index("other"))
-    axis, kind, axes, kinds = _collective_columns(trace, work, nesting, links)
+    axis, kind, axes, kinds = _collective_columns(len(events), work, facts)
     return Attribution(
         class_number=_classes(trace, work, nesting, caller, operator, phase),
         phase=phase,
@@ -112,15 +114,14 @@ def _resolved(own: Ints, context: Ints, operator: Ints) -> Ints:
 
 
 def _collective_columns(
-    trace: Trace, work: lanes.Work, nesting: Nesting, links: Links
+    num_events: int, work: lanes.Work, facts: dict[int, Facts]
 ) -> tuple[Ints, Ints, tuple[str, ...], tuple[str, ...]]:
     axes: Numbering[str] = Numbering({"": 0})
     kinds: Numbering[str] = Numbering({"": 0})
-    axis = np.zeros(len(trace.events), dtype=np.int16)
-    kind = np.zeros(len(trace.events), dtype=np.int16)
-    rows = np.unique(work.row[work.lane == lanes.COMMUNICATION])
-    for row, facts in collective_facts(trace, rows, links, nesting).items():
-        axis[row] = axes[axis_of(facts.description, facts.group_size)]
-        kind[row] = kinds[facts.kind]
+    axis = np.zeros(num_events, dtype=np.int16)
+    kind = np.zeros(num_events, dtype=np.int16)
+    for row, known in facts.items():
+        axis[row] = axes[known.axis]
+        kind[row] = kinds[known.kind]
     texts = tuple(axes), tuple(kinds)
     return axis[work.row], kind[work.row], *texts

@@ -28,7 +28,7 @@ from reports.traces.extract import (
     text_of,
     widened,
 )
-from reports.traces.growth import Column
+from reports.traces.growth import Column, narrowed
 from reports.traces.problems import Problems
 from reports.traces.times import exact_ns, is_exact, numbers, to_ns
 from reports.traces.wire import (
@@ -139,7 +139,7 @@ class Builder:
         places = [(event.cat, event.pid, event.tid) for event in events]
         self._append(
             start=start,
-            duration=duration,
+            duration=narrowed(duration),
             name=name,
             place=numbered(places, self._places, count),
             **self._rare_columns(args, name),

@@ -144,4 +144,6 @@ def select(events: Events, rows: Ints | Bools) -> Events:
 
 def mask_of(events: Events, *categories: str) -> Bools:
     """Which events belong to one of the categories."""
-    return np.isin(events.category, [CATEGORY[name] for name in categories])
+    belongs = np.zeros(len(CATEGORIES), dtype=np.bool_)
+    belongs[[CATEGORY[name] for name in categories]] = True
+    return belongs[events.category]

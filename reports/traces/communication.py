@@ -74,10 +74,12 @@ class Collective(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     source: str
 
 
-class _Facts(Struct, frozen=True, kw_only=True):
+class Facts(Struct, frozen=True, kw_only=True):
+    """What is known about one collective, wherever it is written."""
+
     kind: str
     group: str = ""
-    description: str = ""
+    axis: str
     group_size: int | None = None
     bytes: int | None = None
     sequence: int | None = None
@@ -85,7 +87,7 @@ class _Facts(Struct, frozen=True, kw_only=True):
 
 
 def collectives(
-    trace: Trace, work: Work, links: Links, nesting: Nesting, steps: list[Step]
+    trace: Trace, work: Work, facts: dict[int, Facts], steps: list[Step]
 ) -> list[Collective]:
     """Every collective of a rank, in the order in which it was issued where that is known."""
     chosen = np.flatnonzero(work.lane == COMMUNICATION)
@@ -94,7 +96,6 @@ def collectives(
     rows, place = np.unique(work.row[chosen], return_inverse=True)
     per_row = np.zeros(len(rows), dtype=np.int64)
     np.add.at(per_row, place, exposed_ns)
-    facts = collective_facts(trace, rows, links, nesting)
     edges = step_edges(steps).tolist()
     found = []
     for row, own_exposed in zip(rows.tolist(), per_row.tolist(), strict=True):
@@ -104,10 +105,10 @@ def collectives(
     return sorted(found, key=lambda one: one.start_ns)
 
 
-def _collective(trace: Trace, facts: _Facts, row: int, exposed: int, step: str) -> Collective:
+def _collective(trace: Trace, facts: Facts, row: int, exposed: int, step: str) -> Collective:
     return Collective(
         kind=facts.kind,
-        axis=axis_of(facts.description, facts.group_size),
+        axis=facts.axis,
         group=facts.group,
         group_size=facts.group_size,
         bytes=facts.bytes,
@@ -120,8 +121,9 @@ def _collective(trace: Trace, facts: _Facts, row: int, exposed: int, step: str) 
     )
 
 
-def collective_facts(trace: Trace, rows: Ints, links: Links, nesting: Nesting) -> dict[int, _Facts]:
+def collective_facts(trace: Trace, work: Work, links: Links, nesting: Nesting) -> dict[int, Facts]:
     """What is known about each communication event, by its row."""
+    rows = np.unique(work.row[work.lane == COMMUNICATION])
     given = {args.row: args for args in trace.collectives}
     calls = _calls(trace, rows, links, nesting, given)
     result = {}
@@ -158,16 +160,16 @@ def _calls(
     return np.where(caller == NONE, around[rows], around[caller])
 
 
-def _from_args(trace: Trace, args: CollectiveArgs) -> _Facts:
+def _from_args(trace: Trace, args: CollectiveArgs) -> Facts:
     kind = kind_of(args.kind)
     description, _ = trace.metadata.groups.get(args.group_name or "", ("", ()))
     item = item_bytes(args.dtype)
     elements = args.output_elements if kind == "all_gather" else args.input_elements
     ranks = args.group_ranks or ""
-    return _Facts(
+    return Facts(
         kind=kind,
         group=ranks if parse_ranks(ranks) else f"{args.group_name or ''} {ranks}".strip(),
-        description=args.group_description or description,
+        axis=axis_of(args.group_description or description, args.group_size),
         group_size=args.group_size,
         bytes=None if item is None or elements is None else item * elements,
         sequence=args.sequence,
@@ -175,7 +177,7 @@ def _from_args(trace: Trace, args: CollectiveArgs) -> _Facts:
     )
 
 
-def _from_names(trace: Trace, row: int, call: int, name: str) -> _Facts:
+def _from_names(trace: Trace, row: int, call: int, name: str) -> Facts:
     groups = trace.metadata.groups
     description, ranks = next(iter(groups.values())) if len(groups) == 1 else ("", ())
     size = len(ranks) or (trace.metadata.world_size if len(groups) <= 1 else None)
@@ -187,10 +189,10 @@ def _from_names(trace: Trace, row: int, call: int, name: str) -> _Facts:
     size_bytes = tensor_bytes(trace.dims[place]) if place != NONE else None
     if kind == "all_gather" and size_bytes is not None:
         size_bytes = size_bytes * size if size else None
-    return _Facts(
+    return Facts(
         kind=kind,
         group=str(list(ranks)) if ranks else "",
-        description=description,
+        axis=axis_of(description, size),
         group_size=size,
         bytes=size_bytes,
         source="host" if host else "name",

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reports.traces.columns import NONE, CollectiveArgs, Ints
+from reports.traces.growth import narrowed
 from reports.traces.problems import Problems
 from reports.traces.wire import (
     Args,
@@ -36,6 +37,7 @@ def argument_columns(args: Sequence[Args], problems: Problems) -> dict[str, Ints
     """Columns of the arguments of events; what is no number becomes -1."""
     table = integer_table(map(_arguments_of, args), len(args), len(ARGUMENTS))
     if table is not None:
+        table = narrowed(table)
         return {name: table[:, k] for k, name in enumerate(ARGUMENTS)}
     return {name: integers([getattr(one, name) for one in args], problems) for name in ARGUMENTS}
 

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from reports.traces.columns import Ints
+
 _FIRST_ROWS = 1 << 12
 
 
@@ -35,6 +37,12 @@ class Column:
     def array(self) -> NDArray[Any]:
         """All values so far; not a copy."""
         return self._values[: self._num_rows]
+
+
+def narrowed(values: Ints) -> Ints:
+    """The values in 32 bits if all of them fit."""
+    narrow = values.astype(np.int32)
+    return narrow if (narrow == values).all() else values
 
 
 def _fit(values: NDArray[Any], dtype: np.dtype[Any]) -> bool:

@@ -8,7 +8,12 @@ from reports.traces.attribution import Attribution, attribute
 from reports.traces.breakdown import StepBreakdown, breakdown, lanes_of
 from reports.traces.cache import load_cached
 from reports.traces.columns import NONE, Ints, mask_of
-from reports.traces.communication import POINT_TO_POINT, Collective, collectives
+from reports.traces.communication import (
+    POINT_TO_POINT,
+    Collective,
+    collective_facts,
+    collectives,
+)
 from reports.traces.intervals import covered_within, subtract
 from reports.traces.launches import launch_times, num_missing_kernels
 from reports.traces.links import Links, link
@@ -44,9 +49,10 @@ def summarise(trace: Trace) -> RankSummary:
     steps, has_steps = windows(events, trace.names)
     edges = step_edges(steps)
     work, place = cut_at(work_of(events, trace.names, nesting, links), edges)
-    attribution = attribute(trace, work, nesting, links)
+    facts = collective_facts(trace, work, links, nesting)
+    attribution = attribute(trace, work, nesting, links, facts)
     names = normalised(trace.names)
-    series = collectives(trace, work, links, nesting, steps)
+    series = collectives(trace, work, facts, steps)
     rows = _breakdown(trace, work, links, attribution, steps)
     return RankSummary(
         path=trace.path,

@@ -40,7 +40,7 @@ def _number(value: Number | None) -> float:
 
 def is_exact(microseconds: NDArray[np.float64], values: Sequence[Number]) -> bool:
     """Whether `to_ns` gives the decimals of the text back."""
-    if np.nan_to_num(np.abs(microseconds)).max(initial=0.0) < EXACT_LIMIT_US:
+    if np.fmax.reduce(np.abs(microseconds), initial=0.0) < EXACT_LIMIT_US:
         return True
     return set(map(type, values)) == {int}
 

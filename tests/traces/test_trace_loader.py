@@ -248,6 +248,53 @@ def test_ids_beyond_63_bits_do_not_stop_the_file(tmp_path: Path) -> None:
     assert kinds_of(trace) == {"too_large": 2}
 
 
+@given(
+    ids=st.lists(
+        st.integers(0, 100) | st.integers(2**31 - 2, 2**31 + 2) | st.integers(0, 2**62),
+        min_size=1,
+        max_size=40,
+    )
+)
+@settings(max_examples=40, deadline=None)
+def test_ids_survive_whatever_width_they_need_and_wherever_the_wide_one_stands(
+    tmp_path_factory: pytest.TempPathFactory, ids: list[int]
+) -> None:
+    rows = [kernel("k", 10 * place + 1, 1, correlation=one) for place, one in enumerate(ids)]
+    path = write(tmp_path_factory.mktemp("ids") / "rank0.json", rows)
+    old = pieces.BLOCK_BYTES
+    try:
+        pieces.BLOCK_BYTES = 1000
+        events = load(path).events
+    finally:
+        pieces.BLOCK_BYTES = old
+
+    assert events.correlation.tolist() == ids
+    assert (events.correlation.dtype == np.int32) == (max(ids) < 2**31)
+
+
+def test_a_column_that_has_grown_many_times_holds_every_row(tmp_path: Path) -> None:
+    rows = [event("a", "cpu_op", place, 1) for place in range(20_000)]
+    rows.append(kernel("long", 0.5, 5_000_000, correlation=2**40))
+    events = load(write(tmp_path / "rank0.json", rows)).events
+
+    assert (events.start[:-1] - BASE_NS).tolist() == [1000 * place for place in range(20_000)]
+    assert events.duration.tolist() == [1000] * 20_000 + [5_000_000_000]
+    assert events.correlation.tolist() == [-1] * 20_000 + [2**40]
+
+
+def test_rare_arguments_are_read_wherever_in_a_piece_they_stand(tmp_path: Path) -> None:
+    rows = sample(3)
+    rows.append(event("aten::mm", "cpu_op", 1, 1, args={"Input Dims": [[2, 3]], "Input type": []}))
+    rows.append(kernel("g", 2, 1, **{"graph node id": 5}))
+    trace = load(write(tmp_path / "rank0.json", [*rows, *sample(3)]))
+
+    place = names_of(trace).index("aten::mm")
+    shapes = trace.dims[trace.events.dims[place]]
+    assert "".join(shapes.split()) == "[[2,3]][]"
+    assert trace.events.in_graph.tolist().count(True) == 1
+    assert (trace.events.dims >= 0).sum() == 1
+
+
 def test_unknown_phases_and_extra_keys_are_passed_over(tmp_path: Path) -> None:
     rows = [*sample(2), {"ph": "s", "id": 1, "ts": 3, "cat": "ac2g", "name": "ac2g", "pid": 1}]
     rows.append(event("odd", "cpu_op", 1, 1, args={"list": [{"name": 1}, {"name": 2}], "s": {}}))

@@ -23,6 +23,7 @@ from reports.blocks import (
 from reports.load import Run
 from reports.numbers import fitting_unit, number, quantity, short_bytes
 from reports.plots import figures
+from reports.routing_part import routing
 from reports.run_trace_parts import (
     trace_causes,
     trace_collectives,
@@ -270,6 +271,7 @@ RUN_PARTS: tuple[RunPart, ...] = (
     ("Operators in the traces", trace_operators),
     ("Memory in the traces", trace_memory),
     ("Published results", published),
+    ("Routing of the experts", routing),
     ("Exact counters", communication),
     ("Environment", surroundings),
 )

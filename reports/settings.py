@@ -19,6 +19,7 @@ def what_ran(record: RunRecord) -> Facts:
         ("Routing", Cell(text=workload.routing or ABSENT)),
         ("Plan", Cell(text=pairs(record.plan))),
         ("Precision", precision_cell(record)),
+        ("Kernels", Cell(text=pairs(named_kernels(record)))),
         ("Training", Cell(text=pairs(record.training))),
         ("Measurement", Cell(text=pairs(record.measurement))),
         ("Devices", device_cell(record)),
@@ -85,9 +86,14 @@ def precision_cell(record: RunRecord) -> Cell:
 
 def emulated_kernels(record: RunRecord) -> list[str]:
     """Return the operators whose kernel was an emulation, from what the record says ran."""
-    kernels = record.environment.get("kernels", {})
-    named = {**(kernels if isinstance(kernels, dict) else {}), **record.precision}
+    named = {**named_kernels(record), **record.precision}
     return [str(name) for name, kernel in named.items() if "emulat" in str(kernel).lower()]
+
+
+def named_kernels(record: RunRecord) -> dict[str, Any]:
+    """Return the kernel that served each operator which has several, as the record names it."""
+    kernels = record.environment.get("kernels", {})
+    return kernels if isinstance(kernels, dict) else {}
 
 
 def device_cell(record: RunRecord) -> Cell:

@@ -110,7 +110,7 @@ def backward(
     dupdates, dstates_after, dstate = _retreat(span, chunks, dout, dstate)
     dright_side = _solve(chunks.system.mT, dupdates, upper=True)
     dv = span.beta * dright_side
-    residual = span.v - span.k * chunks.entry @ states - chunks.keys @ updates
+    residual = span.v - (span.k * chunks.entry) @ states - chunks.keys @ updates
     dq_in, dk_in = dout @ states.mT * chunks.entry, -(dv @ states.mT) * chunks.entry
     dk_out = updates @ dstates_after.mT * chunks.exit
     dproducts = torch.stack((-(dv @ updates.mT), dout @ updates.mT), dim=3)

@@ -20,8 +20,9 @@ from models.layers.mla import MultiHeadLatentAttention
 from parallel.check import check_layout
 from parallel.chunks import Chunks
 from parallel.context import divide_attention
-from parallel.plan import ContextMethod, ParallelPlan
+from parallel.plan import ContextMethod, ParallelPlan, Remat
 from tests.models.helpers import pack
+from tests.parallel.cases import count_collectives, tiny
 from tests.parallel.test_families import FAMILIES, proxy
 from tests.rank_pool import RankPool
 from workloads.build import build_whole
@@ -112,6 +113,18 @@ def test_in_bfloat16_the_ring_is_as_exact_as_one_rank(
 
     for errors in four_ranks.run(errors_of_a_divided_layer, "ring", torch.bfloat16):
         assert errors == pytest.approx([0] * len(errors), abs=1.5 * max(alone))
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("remat", "journeys"), [("selective", 3), ("full", 4)])
+def test_the_forward_goes_around_again_only_where_attention_is_not_kept(
+    two_ranks: RankPool, remat: Remat, journeys: int
+) -> None:
+    workload = tiny("deepseek_v3", 2, cp=2, context="ring", remat=remat)
+    layers = workload.model.num_layers + workload.model.num_mtp_layers
+
+    for counts in two_ranks.run(count_collectives, workload):
+        assert counts["cp"]["send"]["count"] == journeys * layers
 
 
 class Core:

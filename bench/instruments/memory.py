@@ -1,6 +1,7 @@
 """Memory: the allocator's peak on CUDA, live tensor bytes and resident set size anywhere."""
 
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -20,13 +21,13 @@ class TensorBytes:
     """Tracks the bytes of every live storage from the given tensors on, and their peak.
 
     A context manager around the observed step: FSDP frees and refills storages by resizing
-    them, which no operator shows, so resizing is watched while it is open. ``on_change`` hears
-    of every change of a storage's bytes.
+    them, which no operator shows, so resizing is watched while it is open.
     """
 
-    def __init__(self, standing: Iterable[torch.Tensor], on_change: OnChange | None = None) -> None:
-        self._on_change = on_change
-        self._bytes: dict[int, int] = {}
+    def __init__(self, standing: Iterable[torch.Tensor]) -> None:
+        self._live: dict[int, _Storage] = {}
+        self._changes: list[tuple[_Storage, int]] = []
+        self._num_changes_to_peak = 0
         self._total = 0
         self._peak = 0
         self._resize = torch.UntypedStorage.resize_
@@ -39,7 +40,7 @@ class TensorBytes:
 
         def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
             result = original(storage, size)
-            note(storage, resized=True)
+            note(storage)
             return result
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign,assignment]
@@ -54,34 +55,68 @@ class TensorBytes:
             if isinstance(leaf, torch.Tensor):
                 self._note(leaf.untyped_storage())
 
+    def mark(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Say what live tensors are: their bytes count as ``kind``, from their beginning on."""
+        for tensor in tensors:
+            self._note(tensor.untyped_storage())
+            self._live[id(tensor.untyped_storage())].kind = kind
+
     @property
     def live_bytes(self) -> int:
         """Bytes of the storages that are alive now."""
         return self._total
 
+    def live_by_kind(self) -> dict[str, int]:
+        """Return the bytes that are alive now, by kind; what nobody has marked is "other"."""
+        return _sum_by_kind((storage, storage.size) for storage in self._live.values())
+
+    def peak_by_kind(self) -> dict[str, int]:
+        """Return the bytes of the peak by kind, as marked by now."""
+        return _sum_by_kind(self._changes[: self._num_changes_to_peak])
+
     def report(self) -> dict[str, int]:
         """Return the peak and what stood before the step, in bytes."""
         return {"peak_tensor_bytes": self._peak, "standing_tensor_bytes": self.standing_bytes}
 
-    def _note(self, storage: torch.UntypedStorage, *, resized: bool = False) -> None:
-        key = id(storage)
-        if key not in self._bytes:
-            weakref.finalize(storage, self._forget, key)
-            self._bytes[key] = 0
-        size, before = storage.nbytes(), self._bytes[key]
-        if size == before:
-            return
-        self._total += size - before
-        self._bytes[key] = size
-        self._peak = max(self._peak, self._total)
-        if self._on_change is not None:
-            self._on_change(key, before, size, resized=resized)
+    def _note(self, tensor_storage: torch.UntypedStorage) -> None:
+        key = id(tensor_storage)
+        if key not in self._live:
+            weakref.finalize(tensor_storage, self._forget, key)
+            self._live[key] = _Storage()
+        storage, size = self._live[key], tensor_storage.nbytes()
+        self._change(storage, size - storage.size)
+        storage.size = size
 
     def _forget(self, key: int) -> None:
-        before = self._bytes.pop(key, 0)
-        self._total -= before
-        if self._on_change is not None and before:
-            self._on_change(key, before, 0, resized=False)
+        storage = self._live.pop(key, None)
+        if storage is not None:
+            self._change(storage, -storage.size)
+
+    def _change(self, storage: "_Storage", difference: int) -> None:
+        if not difference:
+            return
+        self._changes.append((storage, difference))
+        self._total += difference
+        if self._total > self._peak:
+            self._peak = self._total
+            self._num_changes_to_peak = len(self._changes)
+
+
+class _Storage:
+    """A storage as it was seen last: what it is and its bytes."""
+
+    __slots__ = ("kind", "size")
+
+    def __init__(self) -> None:
+        self.kind = "other"
+        self.size = 0
+
+
+def _sum_by_kind(changes: Iterable[tuple[_Storage, int]]) -> dict[str, int]:
+    totals: Counter[str] = Counter()
+    for storage, difference in changes:
+        totals[storage.kind] += difference
+    return dict(totals)
 
 
 class AllocatorPeak:

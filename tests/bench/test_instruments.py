@@ -59,6 +59,23 @@ def test_resized_storages_count_as_fsdp_uses_them() -> None:
     del other
 
 
+def test_the_peak_is_split_by_what_tensors_turned_out_to_be() -> None:
+    """A gradient is known as one when the optimizer gets it: its bytes count from the beginning."""
+    standing = kib(100)
+    tracker = TensorBytes([standing])
+    tracker.mark("parameters", [standing])
+    with tracker, Observation([tracker]):
+        gradient = kib(50)
+        activation = kib(30)
+        del activation
+        tracker.mark("gradients", [gradient])
+
+        assert tracker.live_by_kind() == {"parameters": 100 * KIB, "gradients": 50 * KIB}
+    split = tracker.peak_by_kind()
+    assert split == {"parameters": 100 * KIB, "gradients": 50 * KIB, "other": 30 * KIB}
+    assert sum(split.values()) == tracker.report()["peak_tensor_bytes"]
+
+
 def test_resizing_is_left_as_it_was() -> None:
     before = torch.UntypedStorage.resize_
     with pytest.raises(RuntimeError), TensorBytes([]):

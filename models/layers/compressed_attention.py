@@ -6,7 +6,9 @@ dimensions of heads are rotated, and as values are rotated too, outputs are rota
 through low-rank projections in groups of heads.
 
 Nothing trains the indexer here: its choice has no gradient, and the objective that the released
-networks trained it with is not public. Its parameters stay as they begin but for weight decay.
+networks trained it with is not public. (DeepSeek V3.2, arXiv:2512.02556, trains its indexer by the
+KL divergence to the attention that the heads together pay, over single tokens; whether V4 does so
+over entries is not said.) Its parameters stay as they begin but for weight decay.
 
 B batch, S sequence, H heads, D head width, E entries of a row, K entries of a query, G groups.
 """

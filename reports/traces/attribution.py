@@ -1,5 +1,7 @@
 """For each piece of work its class, phase, operator and module; of collectives axis and kind."""
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 from msgspec import Struct
 
@@ -86,13 +88,13 @@ def _classes(
 ) -> Ints:
     names = trace.names or ("",)
     number = {name: place for place, name in enumerate(CLASSES)}
-    by_kernel = np.array([number[kernel_class(name)] for name in names])
-    by_operator = np.array([number[operator_class(name)] for name in names])
+    name = trace.events.name[work.row]
+    own = _class_numbers(names, name, kernel_class if work.on_device else operator_class)[name]
+    launching = trace.events.name[operator[operator != NONE]]
+    by_operator = _class_numbers(names, launching, operator_class)
     contexts = [context_class(name) for name in names]
     by_context = np.array([NONE if one is None else number[one] for one in contexts], dtype=np.int8)
     context = inherit(nesting, by_context[trace.events.name])
-    name = trace.events.name[work.row]
-    own = by_kernel[name] if work.on_device else by_operator[name]
     own = np.where(work.lane == lanes.COMMUNICATION, number[COMMUNICATION], own)
     own = np.where(work.lane == lanes.COPIES, number[COPY], own)
     around = np.where(caller != NONE, context[caller], NONE)
@@ -100,6 +102,14 @@ def _classes(
     around = np.where(work.lane == lanes.COMPUTE, around, NONE)
     launched = np.where(operator != NONE, by_operator[trace.events.name[operator]], number[OTHER])
     return _resolved(own, around, launched)
+
+
+def _class_numbers(names: Sequence[str], wanted: Ints, class_of: Callable[[str], str]) -> Ints:
+    """Number of the class of each wanted name of a table; the others are not looked at."""
+    numbers = np.zeros(len(names), dtype=np.int64)
+    for place in np.flatnonzero(np.bincount(wanted, minlength=len(names))).tolist():
+        numbers[place] = CLASSES.index(class_of(names[place]))
+    return numbers
 
 
 def _resolved(own: Ints, context: Ints, operator: Ints) -> Ints:

@@ -1,6 +1,7 @@
 """Operator and kernel classes by name, the same for CUDA, ROCm, XPU and CPU."""
 
 import re
+from functools import lru_cache
 
 GEMM = "gemm"
 GROUPED_GEMM = "grouped_gemm"
@@ -171,6 +172,7 @@ _CONTEXTS: tuple[tuple[str, re.Pattern[str]], ...] = (
 )
 
 
+@lru_cache(maxsize=1 << 14)  # every analysis of a trace asks it of the same names
 def is_communication(name: str) -> bool:
     """Whether a kernel, operator or annotation of this name moves data between ranks."""
     return _COMMUNICATION.search(name) is not None

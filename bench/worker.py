@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from bench.cpu_peak import cpu_peak
 from bench.instruments.collectives import CollectiveCounter
+from bench.instruments.issued import RECORDER_ENTRIES, RECORDER_VARIABLE
 from bench.instruments.memory import AllocatorPeak, TensorBytes, peak_rss_bytes
 from bench.instruments.memory_course import MemoryCourse, write_course
 from bench.instruments.observation import Observation
@@ -169,6 +170,7 @@ def _join(spec: RunSpec, run_folder: Path, rank: int, world_size: int) -> torch.
     else:
         device = torch.device("cpu")
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        os.environ.setdefault(RECORDER_VARIABLE, str(RECORDER_ENTRIES))
     dist.init_process_group(
         dist.get_default_backend_for_device(device),
         init_method=f"file://{(run_folder / RANKS_FOLDER / 'rendezvous').resolve()}",

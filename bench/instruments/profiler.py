@@ -13,8 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from bench.instruments.issued import IssuedCollectives
 from bench.record import write_atomic
 from reports.run_traces import TRACES_FOLDER, summary_path
+from reports.traces.issued import KEY as ISSUED_KEY
 from reports.traces.problems import TraceError
 from reports.traces.reduce import reduce_trace
 from reports.traces.sanitize import sanitize_metadata
@@ -37,6 +39,7 @@ class ProfilerWindow:
     ) -> None:
         self._metadata = sanitize_metadata(dict(metadata or {}))
         self.path = run_folder / TRACES_FOLDER / f"rank{rank}.json.gz"
+        self._issued = IssuedCollectives()
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -55,9 +58,14 @@ class ProfilerWindow:
             dist.barrier()
         self._profile.step()
         self._profile.add_metadata_json("titanbench", self._metadata)
+        self._issued.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._issued.__exit__()
+        rows = self._issued.rows()
+        if rows:
+            self._profile.add_metadata_json(ISSUED_KEY, sanitize_metadata(rows))
         self._profile.__exit__(*error)
         if error[0] is None:
             self.path.parent.mkdir(exist_ok=True)

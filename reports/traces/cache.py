@@ -16,7 +16,7 @@ from reports.traces.loader import Trace, load
 from reports.traces.metadata import Metadata
 from reports.traces.problems import Problems, Warning
 
-VERSION = 2
+VERSION = 3
 SUFFIX = ".columns.parquet"
 _KEY = b"trace"
 _SAMPLE_BYTES = 1 << 16

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from reports.traces.columns import CATEGORY, NONE, CollectiveArgs, Ints
 from reports.traces.intervals import covered_within, subtract
+from reports.traces.issued import Issued, attributed
 from reports.traces.links import Links
 from reports.traces.loader import Trace
 from reports.traces.metadata import parse_ranks
@@ -44,6 +45,7 @@ _AXES = (
     ("dp", re.compile(r"(?<![a-z])dp(?![a-z])|data", re.I)),
     ("world", re.compile(r"default_pg|world", re.I)),
 )
+_OWN_PREFIX = "mesh_"
 _ITEM_BYTES = {
     "double": 8, "long": 8, "longint": 8, "int64": 8, "float": 4, "int": 4, "float32": 4,
     "int32": 4, "half": 2, "bfloat16": 2, "short": 2, "float16": 2, "byte": 1, "char": 1,
@@ -57,6 +59,7 @@ class Collective(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     bytes: size in the convention of nccl-tests (what the whole operation moves: the gathered
     output, the input that is scattered, else the input), None if the trace does not say.
     group: text that identifies the group; sequence: the profiler's number within it.
+    peer: global rank of the other side of a send or receive, None if the trace does not say.
     exposed_ns: its part of the rank's exposed communication.
     source: `metadata`, `host` or `name`: where kind and size come from.
     """
@@ -72,6 +75,7 @@ class Collective(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     exposed_ns: int
     step: str
     source: str
+    peer: int | None = None
 
 
 class Facts(Struct, frozen=True, kw_only=True):
@@ -83,6 +87,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     group_size: int | None = None
     bytes: int | None = None
     sequence: int | None = None
+    peer: int | None = None
     source: str
 
 
@@ -118,6 +123,7 @@ def _collective(trace: Trace, facts: Facts, row: int, exposed: int, step: str) -
         exposed_ns=exposed,
         step=step,
         source=facts.source,
+        peer=facts.peer,
     )
 
 
@@ -126,6 +132,7 @@ def collective_facts(trace: Trace, work: Work, links: Links, nesting: Nesting) -
     rows = np.unique(work.row[work.lane == COMMUNICATION])
     given = {args.row: args for args in trace.collectives}
     calls = _calls(trace, rows, links, nesting, given)
+    issued = attributed(trace.events, trace.names, rows, trace.metadata.issued)
     result = {}
     for row, call in zip(rows.tolist(), calls.tolist(), strict=True):
         name = trace.names[trace.events.name[row]]
@@ -133,6 +140,8 @@ def collective_facts(trace: Trace, work: Work, links: Links, nesting: Nesting) -
             result[row] = _from_args(trace, given[row])
         elif call in given:
             result[row] = msgspec.structs.replace(_from_args(trace, given[call]), source="host")
+        elif row in issued:
+            result[row] = _from_issued(trace, row, call, name, issued[row])
         else:
             result[row] = _from_names(trace, row, call, name)
     return result
@@ -177,9 +186,30 @@ def _from_args(trace: Trace, args: CollectiveArgs) -> Facts:
     )
 
 
-def _from_names(trace: Trace, row: int, call: int, name: str) -> Facts:
+def _from_issued(trace: Trace, row: int, call: int, name: str, issued: Issued) -> Facts:
+    """Facts of a transfer whose group our own collector wrote down."""
+    group = trace.metadata.groups.get(issued.group, ("", ()))
+    facts = _from_names(trace, row, call, name, group)
+    return msgspec.structs.replace(
+        facts,
+        group=facts.group or issued.group,
+        sequence=issued.sequence,
+        peer=issued.peer,
+        source="metadata",
+    )
+
+
+def _from_names(
+    trace: Trace,
+    row: int,
+    call: int,
+    name: str,
+    known: tuple[str, tuple[int, ...]] | None = None,
+) -> Facts:
+    """Facts from names and shapes, over a known group or the only one that there is."""
     groups = trace.metadata.groups
-    description, ranks = next(iter(groups.values())) if len(groups) == 1 else ("", ())
+    only = next(iter(groups.values())) if len(groups) == 1 else ("", ())
+    description, ranks = known or only
     size = len(ranks) or (trace.metadata.world_size if len(groups) <= 1 else None)
     host = trace.names[trace.events.name[call]] if call != NONE else ""
     kind = kind_of(host or name)
@@ -209,7 +239,12 @@ def kind_of(name: str) -> str:
 
 
 def axis_of(description: str, group_size: int | None) -> str:
-    """Axis of parallelism from a group's description; else its size; `unknown` without either."""
+    """Axis of parallelism from a group's description; else its size; `unknown` without either.
+
+    A mesh describes its groups with the very names of its axes.
+    """
+    if description.startswith(_OWN_PREFIX):
+        return description.removeprefix(_OWN_PREFIX)
     for axis, pattern in _AXES:
         if pattern.search(description):
             return axis

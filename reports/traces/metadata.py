@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from reports.traces.issued import KEY, Issued, issued_of
 from reports.traces.problems import Problems
 
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
@@ -18,6 +19,7 @@ class Metadata(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     base_ns: added to every time of the file. devices: names of the accelerators of the host.
     groups: process groups by name, with description and member ranks where known.
+    issued: collectives with their groups, as our own collector wrote them for gloo.
     """
 
     rank: int | None = None
@@ -28,6 +30,7 @@ class Metadata(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     num_sms: int | None = None
     groups: dict[str, tuple[str, tuple[int, ...]]] = {}
     versions: dict[str, str] = {}
+    issued: tuple[Issued, ...] = ()
 
 
 def parse_metadata(header: bytes, tail: bytes, problems: Problems) -> Metadata:
@@ -94,6 +97,7 @@ def _metadata(values: dict[str, Any]) -> Metadata:
         num_sms=_integer(devices[0].get("numSms")) if devices else None,
         groups=_groups(info.get("pg_config")),
         versions=versions,
+        issued=issued_of(values.get(KEY)),
     )
 
 

@@ -4,13 +4,14 @@ from reports.blocks import Block, Cell, Column, Table, Text
 from reports.numbers import number, short_bytes
 from reports.trace_answer import TraceAnswer
 from reports.trace_cells import ABSENT, MOST_RANKS, number_cell
+from reports.traces.point_to_point import PeerTime
 
 
 def collectives(answer: TraceAnswer, key: str) -> list[Block]:
     """Return collectives by axis and kind, and who is late to them."""
-    if not answer.collectives:
+    if not answer.collectives and not answer.peers:
         return [Text(text="No collective is in the trace.", tone="muted")]
-    return [_collective_table(answer), *_straggler_blocks(answer)]
+    return [_collective_table(answer), *_peer_blocks(answer), *_straggler_blocks(answer)]
 
 
 def _collective_table(answer: TraceAnswer) -> Table:
@@ -53,6 +54,45 @@ def _collective_table(answer: TraceAnswer) -> Table:
         "the rest; bus bandwidth as nccl-tests defines it."
     )
     return Table(columns=columns, rows=rows, caption=caption)
+
+
+def _peer_blocks(answer: TraceAnswer) -> list[Block]:
+    """Return sends and receives from rank to rank; nothing without any."""
+    if not answer.peers:
+        return []
+    columns = [
+        Column(title="From", unit="rank", is_numeric=True),
+        Column(title="To", unit="rank", is_numeric=True),
+        Column(title="Axis"),
+        Column(title="Count", is_numeric=True),
+        Column(title="Size", is_numeric=True),
+        Column(title="Transfer", unit="ms", is_numeric=True),
+        Column(title="Sender waits", unit="ms", is_numeric=True),
+        Column(title="Receiver waits", unit="ms", is_numeric=True),
+    ]
+    caption = (
+        "Sends and receives over all steps, matched by peer and order. Transfer is from when both "
+        "sides are ready until the data have arrived; waiting is until the other side is ready."
+    )
+    rows = [_peer_row(one) for one in answer.peers[:MOST_RANKS]]
+    return [Table(columns=columns, rows=rows, caption=caption)]
+
+
+def _peer_row(one: PeerTime) -> list[Cell]:
+    ends = [
+        ABSENT if rank is None else Cell(text=str(rank), value=rank)
+        for rank in (one.source, one.destination)
+    ]
+    size = ABSENT if one.bytes is None else Cell(text=short_bytes(one.bytes), value=one.bytes)
+    unmatched = ABSENT if one.source is None else Cell(text="not matched", tone="muted")
+    times = (one.transfer_ns, one.sender_wait_ns, one.receiver_wait_ns)
+    return [
+        *ends,
+        Cell(text=one.axis, tone="muted" if one.axis == "unknown" else "plain"),
+        Cell(text=f"{one.count:,}", value=one.count),
+        size,
+        *(unmatched if ns is None else number_cell(ns / 1e6) for ns in times),
+    ]
 
 
 def _straggler_blocks(answer: TraceAnswer) -> list[Block]:

@@ -19,6 +19,7 @@ from reports.trace_tables import (
 from reports.traces.breakdown import StepBreakdown
 from reports.traces.collectives import CollectiveTime, Straggler
 from reports.traces.launches import LaunchTime
+from reports.traces.point_to_point import PeerTime
 from reports.traces.problems import Warning
 from reports.traces.summary import Coverage, Failure, TraceSummary, overall
 from reports.waterfall import Waterfall, trace_waterfall
@@ -61,6 +62,7 @@ class TraceAnswer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     modules: list[Row] | None
     ranks: list[StepBreakdown]
     collectives: list[CollectiveTime]
+    peers: list[PeerTime]
     stragglers: list[Straggler]
     clock_offsets_ns: dict[int, int]
     launches: list[LaunchTime] | None
@@ -89,6 +91,7 @@ def trace_answer(traces: TraceSummary, waterfall: Waterfall | None = None) -> Tr
         modules=_rows(*modules, step_ms) if modules[0] else None,
         ranks=[overall(summary) for summary in traces.ranks],
         collectives=traces.cross.table,
+        peers=traces.peers,
         stragglers=traces.cross.stragglers,
         clock_offsets_ns=traces.cross.clock_offsets_ns,
         launches=first.launches or None,

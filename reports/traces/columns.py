@@ -123,6 +123,7 @@ class CollectiveArgs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Metadata of one collective as the profiler recorded it; None where it did not.
 
     row: the event's place in the columns. elements: numbers of elements in and out.
+    source, destination: global ranks of a send or receive.
     """
 
     row: int
@@ -135,6 +136,8 @@ class CollectiveArgs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     group_description: str | None = None
     group_ranks: str | None = None
     sequence: int | None = None
+    source: int | None = None
+    destination: int | None = None
 
 
 def select(events: Events, rows: Ints | Bools) -> Events:

@@ -17,6 +17,7 @@ from reports.traces.links import Links
 from reports.traces.loader import Trace
 from reports.traces.metadata import parse_ranks
 from reports.traces.nesting import Nesting, inherit
+from reports.traces.sizes import item_bytes, tensor_bytes
 from reports.traces.steps import Step, step_edges
 from reports.traces.work import COMMUNICATION, COMPUTE, Work, communication_names, lane_set
 
@@ -46,11 +47,6 @@ _AXES = (
     ("world", re.compile(r"default_pg|world", re.I)),
 )
 _OWN_PREFIX = "mesh_"
-_ITEM_BYTES = {
-    "double": 8, "long": 8, "longint": 8, "int64": 8, "float": 4, "int": 4, "float32": 4,
-    "int32": 4, "half": 2, "bfloat16": 2, "short": 2, "float16": 2, "byte": 1, "char": 1,
-    "bool": 1, "unsignedchar": 1, "signedchar": 1, "int8": 1, "uint8": 1,
-}  # fmt: skip
 
 
 class Collective(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True):
@@ -182,8 +178,22 @@ def _from_args(trace: Trace, args: CollectiveArgs) -> Facts:
         group_size=args.group_size,
         bytes=None if item is None or elements is None else item * elements,
         sequence=args.sequence,
+        peer=args.destination if kind == "send" else args.source if kind == "recv" else None,
         source="metadata",
     )
+
+
+def issued_facts(trace: Trace, rows: Ints) -> dict[int, Facts]:
+    """What is known about gloo's sends and receives, which are no work of a lane of their own."""
+    issued = attributed(trace.events, trace.names, rows, trace.metadata.issued)
+    result = {}
+    for row in rows.tolist():
+        name = trace.names[trace.events.name[row]]
+        if row in issued:
+            result[row] = _from_issued(trace, row, row, name, issued[row])
+        else:
+            result[row] = _from_names(trace, row, row, name)
+    return result
 
 
 def _from_issued(trace: Trace, row: int, call: int, name: str, issued: Issued) -> Facts:
@@ -249,39 +259,3 @@ def axis_of(description: str, group_size: int | None) -> str:
         if pattern.search(description):
             return axis
     return f"group of {group_size}" if group_size else "unknown"
-
-
-def item_bytes(dtype: str | None) -> int | None:
-    """Bytes per element of a dtype in any of the profiler's spellings; None if unknown."""
-    if dtype is None:
-        return None
-    squeezed = dtype.lower().replace("c10::", "").replace(" ", "").replace("torch.", "")
-    return 1 if squeezed.startswith("float8") else _ITEM_BYTES.get(squeezed)
-
-
-def tensor_bytes(dims: str) -> int | None:
-    """Bytes of the tensors in `Input Dims` and `Input type`, as the trace stores both."""
-    decoder = json_pair(dims)
-    if decoder is None:
-        return None
-    total = 0
-    for shape, dtype in zip(*decoder, strict=False):
-        item = item_bytes(dtype if isinstance(dtype, str) else None)
-        if (
-            item is None
-            or not isinstance(shape, list)
-            or not all(isinstance(n, int) for n in shape)
-        ):
-            continue
-        total += item * int(np.prod(shape, dtype=np.int64))
-    return total or None
-
-
-def json_pair(dims: str) -> tuple[list[object], list[object]] | None:
-    """The shapes and the types of a stored entry; None if either is missing or unreadable."""
-    text = dims.replace("] [", "],[", 1) if dims.count("] [") == 1 else ""
-    try:
-        shapes, types = msgspec.json.decode(f"[{text}]".encode(), type=tuple[list, list])
-    except msgspec.DecodeError:
-        return None
-    return shapes, types

@@ -96,6 +96,8 @@ def collective_args(row: int, args: FullArgs) -> CollectiveArgs | None:
         group_description=text_of(args.group_description),
         group_ranks=text_of(args.group_ranks),
         sequence=_count(args.collective_sequence),
+        source=_count(args.source),
+        destination=_count(args.destination),
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from reports.traces.collectives import across_ranks
+from reports.traces.point_to_point import between_peers
 from reports.traces.problems import TraceError
 from reports.traces.summary import Failure, RankSummary, TraceSummary, overall
 
@@ -25,7 +26,9 @@ def merge(
         busy,
         link_bytes_per_second=link_bytes_per_second,
     )
-    return TraceSummary(ranks=ranks, cross=cross, failures=list(failures))
+    sent = {summary.rank: summary.transfers for summary in ranks}
+    peers = between_peers(sent, cross.clock_offsets_ns)
+    return TraceSummary(ranks=ranks, cross=cross, failures=list(failures), peers=peers)
 
 
 def _busy(summary: RankSummary) -> tuple[int, int, int]:

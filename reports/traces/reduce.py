@@ -20,6 +20,7 @@ from reports.traces.links import Links, link
 from reports.traces.loader import Trace, load
 from reports.traces.memory import memory_of
 from reports.traces.nesting import nest
+from reports.traces.point_to_point import transfers
 from reports.traces.problems import Problems, Warning
 from reports.traces.steps import Step, step_edges, windows
 from reports.traces.summary import Coverage, RankSummary
@@ -72,6 +73,7 @@ def summarise(trace: Trace) -> RankSummary:
         operators=operator_times(trace, names, nesting, work, attribution),
         modules=module_times(trace, names, work, attribution),
         collectives=series,
+        transfers=transfers(trace, facts),
         launches=launch_times(trace, links),
         memory=memory_of(trace, nesting, attribution.host_phase),
         warnings=[*trace.warnings, *_notes(trace, links, work, series, rows, has_steps=has_steps)],

@@ -8,6 +8,7 @@ from reports.traces.collectives import CrossRank
 from reports.traces.communication import Collective
 from reports.traces.launches import LaunchTime
 from reports.traces.memory_files import RankMemory
+from reports.traces.point_to_point import PeerTime, Transfer
 from reports.traces.problems import Warning
 from reports.traces.tables import ClassTime, ModuleTime, NameTime, OperatorTime
 
@@ -52,6 +53,7 @@ class RankSummary(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     operators: list[OperatorTime]
     modules: list[ModuleTime]
     collectives: list[Collective]
+    transfers: list[Transfer] = []
     launches: list[LaunchTime]
     memory: list[DeviceMemory]
     warnings: list[Warning]
@@ -67,13 +69,15 @@ class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class TraceSummary(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All ranks: their summaries by rank, and the tables that need several.
 
-    memory: what files that are about memory alone say, such as snapshots of an allocator.
+    peers: sends and receives from rank to rank; memory: what files that are about memory alone
+    say, such as snapshots of an allocator.
     """
 
     schema: int = SCHEMA
     ranks: list[RankSummary]
     cross: CrossRank
     failures: list[Failure]
+    peers: list[PeerTime] = []
     memory: list[RankMemory] = []
 
 

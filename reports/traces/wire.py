@@ -43,6 +43,8 @@ class FullArgs(Args, frozen=True, gc=False):
     group_description: Raw = field(name="Process Group Description", default=ABSENT)
     group_ranks: Raw = field(name="Process Group Ranks", default=ABSENT)
     collective_sequence: Raw = field(name="Seq", default=ABSENT)
+    source: Raw = field(name="Src Rank", default=ABSENT)
+    destination: Raw = field(name="Dst Rank", default=ABSENT)
 
 
 class LeanArgs(Args, frozen=True, gc=False):

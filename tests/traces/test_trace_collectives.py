@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from reports.traces.collectives import CrossRank, across_ranks, bus_factor
-from reports.traces.communication import Collective, axis_of, item_bytes, kind_of, tensor_bytes
+from reports.traces.communication import Collective, axis_of, kind_of
+from reports.traces.sizes import item_bytes, tensor_bytes
 
 NUM_RANKS, NUM_COLLECTIVES = 8, 200
 TRANSFER_NS, PERIOD_NS = 295_300, 620_000

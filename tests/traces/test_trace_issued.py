@@ -94,6 +94,13 @@ def mesh_case(folder: str) -> None:
         dist.all_gather_into_tensor(gathered, x, group=tp)
         wait_tensor(all_reduce(x, "sum", dp))
         dist.all_reduce(x)
+        peer = 1 - dist.get_rank(tp)
+        operations = [
+            dist.P2POp(dist.isend, x, group=tp, group_peer=peer),
+            dist.P2POp(dist.irecv, gathered[:1000], group=tp, group_peer=peer),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
 
 
 @pytest.mark.distributed
@@ -123,6 +130,9 @@ def test_a_real_mesh_has_the_axis_and_the_number_of_every_collective(
         "[1, 3]",
         "[0, 1, 2, 3]",
     }
+    routes = [(one.axis, one.source, one.destination, one.bytes) for one in traces.peers]
+    assert routes == [("tp", *pair, 4000) for pair in ((0, 1), (1, 0), (2, 3), (3, 2))]
+    assert all(one.num_matched == one.count == 1 for one in traces.peers)
     assert exposed == {"tp", "dp_shard", "world"}
 
 

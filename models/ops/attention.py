@@ -40,15 +40,22 @@ def attention(
     """
     beyond = positions.shape[1] - k.shape[1]
     assert beyond == 0 or (beyond >= q.shape[1] and not window), "keys end amid the queries"
+    if not q.shape[0]:  # a batch without images, say: kernels expect a row
+        return _empty(q, v)
     return _kernel(q).forward(q, k, v, positions, scale, window)
+
+
+def _empty(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """What `attention` returns, without values."""
+    B, S, H, _ = q.shape
+    return q.new_empty(B, S, H, v.shape[-1]), q.new_empty(B, H, S, dtype=torch.float32)
 
 
 @attention.register_fake
 def _(
     q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, window: int
 ) -> tuple[Tensor, Tensor]:
-    B, S, H, _ = q.shape
-    return q.new_empty(B, S, H, v.shape[-1]), q.new_empty(B, H, S, dtype=torch.float32)
+    return _empty(q, v)
 
 
 @torch.library.custom_op("titanbench::attention_backward", mutates_args=())
@@ -68,6 +75,8 @@ def attention_backward(
     With keys that are a part of what the queries saw, and output and log-sum-exp of all of them,
     dk and dv are those of this part and dq its share.
     """
+    if not q.shape[0]:
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     return _kernel(q).backward(dout, q, k, v, out, lse, positions, scale, window)
 
 

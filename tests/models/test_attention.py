@@ -139,6 +139,16 @@ def test_a_query_without_keys_has_an_output_of_zero() -> None:
     assert torch.allclose(out[1], torch.einsum("hij,jhd->ihd", scores.softmax(-1), v[1]), atol=1e-5)
 
 
+def test_a_batch_without_rows_gives_none_and_gradients_of_none() -> None:
+    """The images of a batch that has none."""
+    q, k, v = (torch.randn(0, 5, 2, width, requires_grad=True) for width in (8, 8, 4))
+    out, lse = attention(q, k, v, torch.zeros(0, 5, dtype=torch.int64), 1.0, 0)
+    out.sum().backward()
+
+    assert (out.shape, lse.shape) == ((0, 5, 2, 4), (0, 2, 5))
+    assert [x.grad.shape for x in (q, k, v)] == [x.shape for x in (q, k, v)]
+
+
 @pytest.mark.parametrize("name", ["documents", "window_documents"])
 def test_bfloat16_is_as_near_to_the_formula_as_its_rounding(name: str) -> None:
     qkv, positions, scale, window = make_inputs(name, torch.bfloat16)

@@ -197,7 +197,7 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(
                 f"plan.pp={self.pp} x dp_replicate={self.dp_replicate} x dp_shard={shard} x "
                 f"cp={self.cp} x tp={self.tp} needs {fixed * shard} ranks, "
-                f"the run has {world_size}"
+                f"the run has {world_size}; {self._fitting(world_size)} would fit"
             )
         lenders = shard * self.cp * self.tp
         if lenders % self.ep:
@@ -206,6 +206,17 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"plan.ep={math.gcd(lenders, self.ep)} would"
             )
         return msgspec.structs.replace(self, dp_shard=shard, reshard_after_forward=self.reshards)
+
+    def _fitting(self, world_size: int) -> str:
+        """Return the sizes to change for ``world_size`` ranks: down to what divides, as ``k=v``."""
+        left, changes = world_size, []
+        for name in ("tp", "cp", "pp", "dp_replicate"):
+            asked = getattr(self, name)
+            size = math.gcd(asked, left)
+            left //= size
+            if size != asked:
+                changes.append(f"plan.{name}={size}")
+        return " ".join([*changes, f"plan.dp_shard={left}"])
 
     def check_batch(self, global_batch_size: int) -> None:
         """Raise ``ValueError`` unless every rank gets whole sequences in every microbatch."""

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.parallel.cases import count_collectives, tiny, train
 from tests.parallel.test_equivalence import Steps, assert_same
 from tests.rank_pool import RankPool
-from workloads.workload import Workload
+from workloads.workload import Precision, Workload
 
 pytestmark = pytest.mark.distributed
 Counts = dict[str, dict[str, dict[str, int]]]
@@ -87,6 +87,22 @@ def test_every_microbatch_scatters_what_a_step_would_once(
         assert step["dp_shard"]["all_gather"]["count"] == 4 * (2 * num_blocks + 1)
     else:
         assert step["dp_shard"]["all_gather"] == once
+
+
+def test_a_reduction_in_bfloat16_sends_half_and_rounds_gradients_alone(
+    two_ranks: RankPool, reference: Steps
+) -> None:
+    high = workload(2, ep=2)
+    low = replace(high, precision=Precision(compute="float32", reduce="bfloat16"))
+    (sent_high, _), (sent_low, _) = (two_ranks.run(count_collectives, case) for case in (high, low))
+    (loss, mtp_loss, grad_norm), *_ = two_ranks.run(train, low, 1)[0]
+
+    scattered, half = (x["dp_shard"]["reduce_scatter"] for x in (sent_high, sent_low))
+    assert half == {"count": scattered["count"], "bytes": scattered["bytes"] // 2}
+    assert sent_low["dp_shard"]["all_gather"] == sent_high["dp_shard"]["all_gather"]
+    assert (loss, mtp_loss) == pytest.approx(reference[0][:2], rel=1e-6)
+    assert grad_norm != reference[0][2]
+    assert grad_norm == pytest.approx(reference[0][2], rel=2**-8)
 
 
 def test_replicas_add_up_their_shards_once_a_step(four_ranks: RankPool) -> None:

@@ -8,7 +8,6 @@ import torch
 from msgspec.structs import replace
 
 from bench.trainer import Trainer
-from parallel.plan import ParallelPlan
 from parallel.schedules import RULES, Schedule
 from tests.parallel.cases import count_collectives, executed_flops, tiny, train
 from tests.parallel.test_equivalence import PER_EXPERT
@@ -265,62 +264,3 @@ def test_an_uneven_pipeline_says_what_its_bubble_is(two_ranks: RankPool) -> None
     assert here["num_stages"] == 2
     assert here["schedule"] == "1F1B"
     assert here["bubble_percent"] >= even
-
-
-class TestRefusals:
-    """Before any rank starts, with the numbers and what would fit."""
-
-    @pytest.mark.parametrize(
-        "plan, message",
-        [
-            ({"pp": 1, "schedule": "GPipe"}, "plan.schedule=GPipe needs a pipeline"),
-            ({"pp": 1, "stages_per_rank": 2}, "plan.stages_per_rank=2 needs a pipeline"),
-            ({"pp": 4, "microbatches": 2}, "as many as ranks.*plan.microbatches=4 would"),
-            (
-                {"pp": 2, "schedule": "1F1B", "stages_per_rank": 2, "microbatches": 4},
-                "1F1B has 1 on a rank; plan.stages_per_rank=1 would fit",
-            ),
-            (
-                {"pp": 2, "schedule": "ZBVZeroBubble", "microbatches": 4},
-                "ZBVZeroBubble has 2 on a rank; plan.stages_per_rank=2 would fit",
-            ),
-            (
-                {"pp": 2, "schedule": "DualPipeV", "stages_per_rank": 2, "microbatches": 3},
-                "as many as stages.*plan.microbatches=4 would",
-            ),
-            (
-                {"pp": 4, "schedule": "Interleaved1F1B", "microbatches": 9},
-                "rounds of equal size.*plan.microbatches=10 would",
-            ),
-            (
-                {
-                    "pp": 2,
-                    "schedule": "InterleavedZeroBubble",
-                    "microbatches": 2,
-                    "reshard_after_forward": True,
-                },
-                "needs plan.reshard_after_forward=False",
-            ),
-            (
-                {"pp": 2, "schedule": "InterleavedZeroBubble", "microbatches": 2, "remat": "full"},
-                "needs plan.remat=none",
-            ),
-        ],
-        ids=str,
-    )
-    def test_plan(self, plan: dict[str, Any], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            ParallelPlan(**plan)
-
-    def test_more_ranks_than_the_run_has(self) -> None:
-        with pytest.raises(ValueError, match=r"needs 2 ranks, the run has 1"):
-            ParallelPlan(pp=2, microbatches=2).resolve(1)
-
-    def test_more_stages_than_parts(self) -> None:
-        plan = ParallelPlan(
-            pp=4, schedule="Interleaved1F1B", stages_per_rank=2, microbatches=4
-        ).resolve(4)
-
-        plan.check_stages(num_layers=5, num_mtp_layers=1)
-        with pytest.raises(ValueError, match=r"8 stages, the model has 5 parts.*plan.pp=2 would"):
-            plan.check_stages(num_layers=2, num_mtp_layers=1)

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from bench import metrics
+from bench.counters import counters
 from bench.env import cpu_model, memory_bytes
-from bench.expert_load import combine_routing
 from bench.hardware import find_accelerator
 from bench.launch.local import Outcome
 from bench.rank_report import RankReport, read_report, read_steps
@@ -243,41 +243,6 @@ def _exposed_communication(reports: list[RankReport]) -> MetricValue:
         return metrics.invalid(name, reason or "the traces were not analysed")
     details: dict[str, Scalar] = {"minimum": min(shares), "rank": shares.index(max(shares))}
     return metrics.valid(name, max(shares), details=details)
-
-
-def counters(reports: list[RankReport]) -> dict[str, Any]:
-    """Return the exact counters of the counted step: the largest over the ranks, routing of all."""
-    parts = [report.instruments for report in reports if "operators" in report.instruments]
-    if not parts:
-        return {}
-    operators = [part["operators"] for part in parts]
-    routing = [part["routing"] for part in parts if part.get("routing")]
-    return {
-        "collectives": _largest([part["collectives"] for part in parts]),
-        "operators": max(part["count"] for part in operators),
-        "executed_flops": max(part["executed_flops"] for part in operators),
-        "by_operator": _largest([part["by_operator"] for part in operators]),
-        **_peak_memory([part["memory"] for part in parts]),
-        **({"routing": combine_routing(routing)} if routing else {}),
-    }
-
-
-def _peak_memory(memory: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the highest peak of live tensors, and what it is made of on that rank."""
-    highest = max(memory, key=lambda one: one["peak_tensor_bytes"])
-    by_kind = highest.get("peak_tensor_by_kind")
-    return {
-        "peak_tensor_bytes": highest["peak_tensor_bytes"],
-        **({"peak_tensor_by_kind": by_kind} if by_kind else {}),
-    }
-
-
-def _largest(values: list[Any]) -> Any:
-    """Return the largest of numbers, or of nested dictionaries of numbers key by key."""
-    if not isinstance(values[0], dict):
-        return max(values)
-    keys = sorted({key for value in values for key in value})
-    return {key: _largest([value[key] for value in values if key in value]) for key in keys}
 
 
 def _measurement(spec: RunSpec) -> dict[str, Scalar]:

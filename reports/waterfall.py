@@ -7,7 +7,6 @@ the trace itself is broken down, and the waterfall says why there is no MFU in i
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from msgspec import Struct
 
@@ -25,12 +24,11 @@ from reports.account import (
     Account,
     account,
 )
+from reports.bars import Bar, Kind, class_bar, counted_bars
+from reports.executed import executed
 from reports.load import Step
 from reports.tables import mfu_name
-from reports.traces.classify import OTHER
 from reports.traces.summary import TraceSummary
-
-Kind = Literal["useful", "compute", "communication", "idle", "correction"]
 
 CONVENTION = "full"
 # Classes that do the model's FLOPs, by the part of the ledger that they do.
@@ -41,15 +39,6 @@ PRODUCTS = {
 }
 REST = "rest"
 ROUNDING = 1e-12  # of the total: what adding numbers of 53 bits leaves
-
-
-class Bar(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Time in ms per step, mean over ranks; ``source`` says where the figure comes from."""
-
-    label: str
-    ms: float
-    kind: Kind
-    source: str
 
 
 class Waterfall(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,10 +79,17 @@ def run_waterfall(record: RunRecord, traces: TraceSummary, steps: Sequence[Step]
         return trace_waterfall(traces, ideal)
     flops_ms, peak, step_ms = ideal
     books = account(traces)
-    executed = _executed_ms(record, sum(flops_ms.values()))
+    padding = padding_share(steps)
+    counted = executed(record, flops_ms)
+    if counted is None:
+        total = _executed_ms(record, sum(flops_ms.values()))
+        computing = _below_peak(books, flops_ms, padding, total)
+    else:
+        times, again = _compute_ms(books), _recompute_bar(books)
+        computing = counted_bars(times, counted, again, padding)
     bars = [
         Bar(label="model FLOPs at the peak", ms=sum(flops_ms.values()), kind="useful", source=peak),
-        *_below_peak(books, flops_ms, padding_share(steps), executed),
+        *computing,
         *_other_bars(books),
     ]
     traced = books.per_step_ms(books.total_ns)
@@ -187,7 +183,7 @@ def _below_peak(
         )
         for part, ms in lost.items()
     ]
-    bars = [*products, *(_class_bar(name, ms) for name, ms in times.items())]
+    bars = [*products, *(class_bar(name, ms) for name, ms in times.items())]
     return [*sorted(bars, key=lambda bar: -bar.ms), _recompute_bar(books), *extra]
 
 
@@ -222,18 +218,13 @@ def _non_model_bar(
 
 
 def _compute_bars(books: Account) -> list[Bar]:
-    bars = [_class_bar(name, ms) for name, ms in _compute_ms(books).items()]
+    bars = [class_bar(name, ms) for name, ms in _compute_ms(books).items()]
     return [*sorted(bars, key=lambda bar: -bar.ms), _recompute_bar(books)]
 
 
 def _compute_ms(books: Account) -> dict[str, float]:
     lines = [line for line in books.lines if line.cause == COMPUTE]
     return {line.item: books.per_step_ms(line.ns) for line in lines}
-
-
-def _class_bar(name: str, ms: float) -> Bar:
-    label = "operators of no class" if name == OTHER else name.replace("_", " ")
-    return Bar(label=label, ms=ms, kind="compute", source=f"class {name} in the trace")
 
 
 def _recompute_bar(books: Account) -> Bar:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.utils.flop_counter import flop_registry
 
 
@@ -17,6 +18,7 @@ class OperatorCounter:
     def __init__(self) -> None:
         self._calls: Counter[str] = Counter()
         self._flops: Counter[str] = Counter()
+        self._recomputed: Counter[str] = Counter()
 
     def see(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> None:
         """Count one call."""
@@ -24,7 +26,9 @@ class OperatorCounter:
         self._calls[name] += 1
         formula = flop_registry.get(operator._overloadpacket)
         if formula is not None:
-            self._flops[name] += int(formula(*args, **kwargs, out_val=output))
+            flops = int(formula(*args, **kwargs, out_val=output))
+            self._flops[name] += flops
+            self._recomputed[name] += flops if _is_recomputation() else 0
 
     def report(self) -> dict[str, Any]:
         """Return the number of calls, the executed FLOPs, and both by operator."""
@@ -33,4 +37,10 @@ class OperatorCounter:
             "executed_flops": self._flops.total(),
             "by_operator": dict(sorted(self._calls.items())),
             "flops_by_operator": dict(sorted(self._flops.items())),
+            "recomputed_flops_by_operator": dict(sorted((+self._recomputed).items())),
         }
+
+
+def _is_recomputation() -> bool:
+    """Whether the backward pass runs, with gradients on as only what it runs again needs them."""
+    return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled()

@@ -38,7 +38,13 @@ def instruments(rank: int) -> dict[str, object]:
     return {
         "memory": {"peak_tensor_bytes": (rank + 1) * GIB, "peak_rss_bytes": 3 * GIB},
         "collectives": {"ep": {"all_to_all": {"count": 8, "bytes": 100 + rank}}},
-        "operators": {"count": 500, "executed_flops": 10**9 + rank, "by_operator": {"aten::mm": 5}},
+        "operators": {
+            "count": 500,
+            "executed_flops": 10**9 + rank,
+            "by_operator": {"aten::mm": 5},
+            "flops_by_operator": {"aten::mm": 10**9 + rank},
+            "recomputed_flops_by_operator": {"aten::mm": 7} if rank else {},
+        },
         "peak": PEAK,
         "pipeline": {"num_stages": 1, "bubble_percent": 0.0},
     }
@@ -155,12 +161,14 @@ def test_exposed_communication_is_the_largest_share(tmp_path):
     assert value.value == 12.5
 
 
-def test_counters_are_the_largest_over_the_ranks(tmp_path):
+def test_counters_are_the_largest_over_the_ranks_and_flops_by_operator_their_sum(tmp_path):
     assert combined(run_folder(tmp_path)).counters == {
         "collectives": {"ep": {"all_to_all": {"count": 8, "bytes": 101}}},
         "operators": 500,
         "executed_flops": 10**9 + 1,
         "by_operator": {"aten::mm": 5},
+        "flops_by_operator": {"aten::mm": 2 * 10**9 + 1},
+        "recomputed_flops_by_operator": {"aten::mm": 7},
         "peak_tensor_bytes": 2 * GIB,
     }
 

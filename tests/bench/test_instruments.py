@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from bench.instruments.memory import TensorBytes, peak_rss_bytes
 from bench.instruments.observation import Observation
@@ -106,6 +107,23 @@ def test_flops_of_products_forward_and_backward() -> None:
     assert report["executed_flops"] == 3 * 2 * M * K * N
     assert report["by_operator"]["aten::mm"] == 3
     assert report["count"] == sum(report["by_operator"].values())
+
+
+def test_flops_that_the_backward_pass_computes_again_are_told_apart() -> None:
+    """A checkpointed product is computed again once; its two gradients are no recomputation."""
+    M, K, N = 3, 5, 7
+    a, b = torch.randn(M, K, requires_grad=True), torch.randn(K, N, requires_grad=True)
+
+    def squared(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a @ b).square().sin()
+
+    counter = OperatorCounter()
+    with Observation([counter]):
+        checkpoint(squared, a, b, use_reentrant=False).sum().backward()
+
+    report = counter.report()
+    assert report["recomputed_flops_by_operator"] == {"aten::mm": 2 * M * K * N}
+    assert report["flops_by_operator"] == {"aten::mm": 4 * 2 * M * K * N}
 
 
 def test_trace_is_valid_json_of_the_window_alone(tmp_path: Path) -> None:

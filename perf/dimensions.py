@@ -1,4 +1,4 @@
-"""Each parallel dimension at two ranks against one rank, a thread each; the exposed part of EP.
+"""Each parallel dimension at two ranks against one rank, a thread each; what EP exposes.
 
 Both sides train the DeepSeek V3 proxy in BF16 on the same batches and take turns step by step; a
 ratio is the median over pairs. The global batch is fixed, so two ideal cores have a ratio of 1
@@ -7,6 +7,7 @@ Python's path, where it would hide the package.)
 """
 
 import multiprocessing as mp
+import os
 import statistics
 import tempfile
 import time
@@ -23,14 +24,14 @@ from msgspec.structs import replace
 from bench.instruments.profiler import ProfilerWindow
 from bench.trainer import Trainer
 from perf.paired import interleave, ratio, table
-from reports.traces.breakdown import StepBreakdown
 from reports.traces.reduce import reduce_trace
-from reports.traces.summary import overall
+from reports.traces.summary import RankSummary, overall
 from workloads.registry import load
 from workloads.workload import Precision, Workload
 
 WORKLOAD = "deepseek_v3_proxy"
 ROUNDS = 5
+PROFILED_STEPS = 4
 BUILD_SECONDS = 120
 DIMENSIONS: dict[str, dict[str, Any]] = {
     "fsdp": {},
@@ -38,10 +39,17 @@ DIMENSIONS: dict[str, dict[str, Any]] = {
     "tp": {"tp": 2},
     "cp, gather": {"cp": 2},
     "cp, ulysses": {"cp": 2, "context": "ulysses"},
-    "fsdp + ep": {"ep": 2},
+    "cp, ring": {"cp": 2, "context": "ring"},
     "pp, 1F1B, 4 microbatches": {"pp": 2, "microbatches": 4},
+    "fsdp + ep": {"ep": 2},
+    "fsdp + ep, a row per expert": {"ep": 2, "expert_exchange": "per_expert"},
+    "fsdp + ep, shared expert beside": {"ep": 2, "expert_overlap": True},
+    "fsdp + ep, shared expert beside, 2 chunks": {
+        "ep": 2,
+        "expert_overlap": True,
+        "expert_chunks": 2,
+    },
 }
-EXPERTS = "fsdp + ep"
 
 
 class Ranks:
@@ -72,11 +80,11 @@ class Ranks:
         """Run one training step on all ranks."""
         self._ask("step")
 
-    def profile(self) -> list[StepBreakdown]:
-        """Run one step under the profiler and return where the time of each rank went."""
+    def profile(self) -> list[RankSummary]:
+        """Run one step under the profiler and return what each rank's trace says."""
         self._ask("profile")
         traces = sorted(self.folder.glob("traces/*.json.gz"))
-        return [overall(reduce_trace(path)) for path in traces]
+        return [reduce_trace(path) for path in traces]
 
     def _ask(self, what: str) -> None:
         for pipe in self.pipes:
@@ -121,47 +129,50 @@ def train(num_ranks: int, plan: dict[str, Any]) -> Iterator[Ranks]:
         yield ranks
 
 
-def compare(alone: Ranks, name: str) -> tuple[list[str], list[StepBreakdown]]:
-    """Return the row of one dimension and, for experts, the profile of each rank."""
+def compare(alone: Ranks, name: str) -> tuple[list[str], list[RankSummary]]:
+    """Return the row of one dimension and, with expert ranks, profiles of steps of each rank."""
     tokens = load(WORKLOAD).tokens_per_step
     with train(2, DIMENSIONS[name]) as ranks:
         times = interleave({"one": alone.step, "two": ranks.step}, rounds=ROUNDS)
-        profiles = ranks.profile() if name == EXPERTS else []
+        steps = PROFILED_STEPS if "ep" in DIMENSIONS[name] else 0
+        profiles = [profile for _ in range(steps) for profile in ranks.profile()]
     one, two = (statistics.median(times[key]) for key in ("one", "two"))
     speedup = ratio(times, "one", "two")
     figures = (f"{tokens / one:.0f}", f"{tokens / two:.0f}", f"{tokens / two / 2:.0f}")
     return [name, *figures, f"{speedup:.2f}", f"{speedup / 2:.2f}"], profiles
 
 
-def communication_ns(profile: StepBreakdown) -> int:
-    """Return the time in which a collective runs, whether computation hides it or not."""
-    return profile.overlapped_communication_ns + profile.exposed_communication_ns
-
-
-def share(profile: StepBreakdown, part_ns: int) -> str:
-    """Return a part of a profiled step in percent."""
-    return f"{100 * part_ns / profile.duration_ns:.1f} %"
+def exposure(name: str, profiles: list[RankSummary]) -> list[str]:
+    """Return the row of profiled steps: how long the ranks' all-to-alls take, what of it shows."""
+    total = sum(overall(profile).duration_ns for profile in profiles)
+    exchanges = [
+        collective
+        for profile in profiles
+        for collective in profile.collectives
+        if collective.kind == "all_to_all"
+    ]
+    running = sum(exchange.duration_ns for exchange in exchanges)
+    exposed = sum(exchange.exposed_ns for exchange in exchanges)
+    shares = (running / total, exposed / total, 1 - exposed / running)
+    return [name, *(f"{100 * share:.1f} %" for share in shares)]
 
 
 def main() -> None:
     """Print both tables."""
     begin = time.perf_counter()
-    rows, profiles = [], []
+    rows, lines = [], []
     with train(1, {}) as alone:
         for name in DIMENSIONS:
-            row, found = compare(alone, name)
+            row, profiles = compare(alone, name)
             rows.append(row)
-            profiles += found
+            lines += [exposure(name, profiles)] if profiles else []
     print(f"## Two ranks against one rank: {WORKLOAD} in BF16, a thread each\n")
     header = ["dimension", "one rank (tokens/s)", "two ranks (tokens/s)", "per device"]
     print(table([*header, "ratio", "ratio per device"], rows))
-    print(f"\n## Communication of expert parallelism in a profiled step ({EXPERTS})\n")
-    lines = [
-        [str(p.rank), *(share(p, ns) for ns in (communication_ns(p), p.exposed_communication_ns))]
-        for p in profiles
-    ]
-    print(table(["rank", "communication", "exposed"], lines))
-    print(f"\n{time.perf_counter() - begin:.0f} s in all")
+    print(f"\n## All-to-alls of expert parallelism in {PROFILED_STEPS} profiled steps\n")
+    print(table(["dimension", "under way", "exposed", "hidden of it"], lines))
+    load, *_ = os.getloadavg()
+    print(f"\n{time.perf_counter() - begin:.0f} s in all, load average {load:.0f}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from reports.traces.allocations import Alive, DeviceMemory
 
 WIDE, HEIGHT = 7.8, 2.6
 MOST_KINDS = 5
+LEAST_SHARE = 0.01  # %: smaller ones are not told in digits
 MOST_ALIVE = 15
 MOST_LARGEST = 10
 
@@ -17,7 +18,7 @@ MOST_LARGEST = 10
 def memory_blocks(one: RankDevice, key: str) -> list[Block]:
     """Return the course of memory, its kinds at the peak, and the allocations alive then."""
     memory = one.memory
-    blocks: list[Block] = [Text(text=note, tone="warning") for note in memory.notes]
+    blocks: list[Block] = [Text(text=note, tone="muted") for note in memory.notes]
     if len(memory.points) > 1:
         blocks.append(Figures(figures=[course_figure(one, key)]))
     blocks.append(kinds_table(one))
@@ -51,7 +52,7 @@ def course_figure(one: RankDevice, key: str) -> Figure:
     )
     axis = "ms" if memory.has_clock else "number of the allocation or free, the source has no times"
     return Figure(
-        title="Memory over time",
+        title=f"Memory over time: {memory.source}",
         svg=_draw(memory, WIDTH).svg(f"{key}-narrow"),
         wide_svg=_draw(memory, WIDE).svg(f"{key}-wide"),
         caption=f"MiB alive on {whose(one)}, the highest peak of all; over {axis}. "
@@ -118,11 +119,12 @@ def kinds_table(one: RankDevice) -> Table:
 
 
 def _kind_row(kind: str, size: int, peak: int) -> list[Cell]:
-    share = number(100 * size / peak, 3) if peak else "0"
+    percent = 100 * size / peak if peak else 0.0
+    share = number(percent, 3) if percent >= LEAST_SHARE or not size else f"under {LEAST_SHARE}"
     return [
         Cell(text=kind.replace("_", " ")),
         Cell(text=short_bytes(size), value=size),
-        Cell(text=share),
+        Cell(text=share, value=percent),
     ]
 
 

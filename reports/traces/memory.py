@@ -12,6 +12,10 @@ from reports.traces.nesting import Nesting, nearest_or_self
 from reports.traces.phases import PHASES, modules
 
 SOURCE = "memory events of the trace"
+SINCE_START = (
+    "The profiler counts the host's memory from its own start: what was there before, such as "
+    "parameters, is not in the trace."
+)
 EVENT_KINDS = (
     "before",
     "activation",
@@ -47,8 +51,20 @@ def memory_of(trace: Trace, nesting: Nesting, host_phase: Ints) -> list[DeviceMe
         on_host = int(memory.device_type[rows[0]]) == 0
         device = "cpu" if on_host else f"device {int(memory.device_id[rows[0]])}"
         recorded = _recorded(trace, rows, *columns)
-        found.append(device_memory(recorded, device=device, source=SOURCE, kinds=EVENT_KINDS))
+        found.append(_device(recorded, device, on_host=on_host))
     return sorted(found, key=lambda one: -one.peak_bytes)
+
+
+def _device(recorded: Recorded, device: str, *, on_host: bool) -> DeviceMemory:
+    """Memory of one device. On the host the profiler counts from its own start.
+
+    What was there before is then not known rather than zero, unless something of it is freed.
+    """
+    whole = device_memory(recorded, device=device, source=SOURCE, kinds=EVENT_KINDS)
+    if not on_host or whole.num_unmatched_frees or whole.peak_by_kind["before"]:
+        return whole
+    kinds = [kind for kind in EVENT_KINDS if kind != "before"]
+    return device_memory(recorded, device=device, source=SOURCE, kinds=kinds, notes=[SINCE_START])
 
 
 def _around(trace: Trace, nesting: Nesting) -> Ints:

@@ -106,7 +106,7 @@ def _coverage(trace: Trace, links: Links, work: Work, *, has_steps: bool) -> Cov
         modules=any(name.startswith("nn.Module: ") for name in trace.names),
         memory=len(trace.memory) > 0,
         shapes=len(trace.dims) > 0,
-        collective_metadata=len(trace.collectives) > 0,
+        collective_metadata=len(trace.collectives) + len(trace.metadata.issued) > 0,
     )
 
 

@@ -94,3 +94,16 @@ def test_memory_of_the_host_is_called_cpu_whatever_its_number(tmp_path: Path) ->
     (device,) = reduce_trace(write(tmp_path / "rank0.json", rows)).memory
 
     assert device.device == "cpu"
+
+
+def test_what_stood_on_the_host_before_the_profiler_is_unknown_and_no_zero(tmp_path: Path) -> None:
+    allocator = Allocator(before=0)
+    allocator.change(2, 1, 100)
+    allocator.change(3, 1, -100)
+    for row in allocator.rows:
+        row["args"] |= {"Device Type": 0, "Device Id": -1}
+    rows = [event("aten::mm", "cpu_op", 1, 9), *allocator.rows]
+    (device,) = reduce_trace(write(tmp_path / "rank0.json", rows)).memory
+
+    assert "before" not in device.peak_by_kind and sum(device.peak_by_kind.values()) == 100
+    assert device.notes and "is not in the trace" in device.notes[0]

@@ -1,5 +1,7 @@
 """Sharded data parallelism: FSDP2 over every block, with gradients that are sums."""
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -38,6 +40,20 @@ def shard(
         wrap(block, meshes.fsdp, reshard=reshard_after_forward)
     # The root holds embedding, final norm and head: used last forward and first backward.
     wrap(model, meshes.fsdp, reshard=False)
+    _prefetch_in_forward(model)
+
+
+def _prefetch_in_forward(model: Model) -> None:
+    """Let each block gather the next one's parameters, its experts' too, before it computes.
+
+    A backward does so by itself, in the order that the forward has recorded. A forward would
+    gather a block when the host arrives there, which expert parallelism holds up: it waits for
+    the numbers of rows that other ranks send.
+    """
+    for (_, block), (_, following) in pairwise(model.blocks()):
+        inner: list[FSDPModule] = [m for m in following.modules() if isinstance(m, FSDPModule)]
+        assert isinstance(block, FSDPModule)
+        block.set_modules_to_forward_prefetch(inner)
 
 
 def sum_gradients(module: FSDPModule) -> None:

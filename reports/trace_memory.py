@@ -10,6 +10,7 @@ from reports.traces.allocations import Alive, DeviceMemory
 
 WIDE, HEIGHT = 7.8, 2.6
 MOST_KINDS = 5
+STANDING = ("before", "parameter", "optimizer_state")
 LEAST_SHARE = 0.01  # %: smaller ones are not told in digits
 MOST_ALIVE = 15
 MOST_LARGEST = 10
@@ -85,13 +86,13 @@ def _draw(memory: DeviceMemory, width: float) -> Canvas:
 
 
 def _stacks(memory: DeviceMemory) -> tuple[list[str], list[list[float]]]:
-    """Return the kinds that are ever alive, the largest at the peak first, the rest as one."""
+    """Return the kinds that are ever alive, what stands at the bottom, the smallest as one."""
     courses = {
         kind: [max(point.by_kind[place], 0) / 2**20 for point in memory.points]
         for place, kind in enumerate(memory.kinds)
     }
     shown = [kind for kind, course in courses.items() if any(course)]
-    shown.sort(key=lambda kind: -memory.peak_by_kind[kind])
+    shown.sort(key=lambda kind: (kind not in STANDING, -memory.peak_by_kind[kind]))
     labels = [kind.replace("_", " ") for kind in shown]
     if len(shown) <= MOST_KINDS:
         return labels, [courses[kind] for kind in shown]

@@ -35,6 +35,7 @@ CONVENTION = "full"
 PRODUCTS = {
     "matrix products": ("gemm", "grouped_gemm", "convolution"),
     "attention": ("attention",),
+    "linear attention": ("linear_attention",),
     "head and loss": ("embedding_loss",),
 }
 REST = "rest"
@@ -149,6 +150,9 @@ def flops_by_part(terms: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """
     parts: dict[str, float] = defaultdict(float)
     for name, term in terms.items():
+        if name.startswith("linear_attention"):
+            parts["linear attention"] += term["full"]
+            continue
         whole, causal = term["full"], term["causal"]
         attention = whole if name.startswith("attention") else min(2 * (whole - causal), whole)
         parts["attention"] += attention

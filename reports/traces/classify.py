@@ -6,6 +6,7 @@ from functools import lru_cache
 GEMM = "gemm"
 GROUPED_GEMM = "grouped_gemm"
 ATTENTION = "attention"
+LINEAR_ATTENTION = "linear_attention"
 QUANTIZATION = "quantization"
 NORM_POINTWISE = "norm_pointwise"
 ROUTER = "router_permutation"
@@ -20,6 +21,7 @@ CLASSES = (
     GEMM,
     GROUPED_GEMM,
     ATTENTION,
+    LINEAR_ATTENTION,
     QUANTIZATION,
     NORM_POINTWISE,
     ROUTER,
@@ -44,6 +46,10 @@ _KERNELS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         ROUTER,
         re.compile(r"moe::dev::(routing|finalize|permute|activation)|moe_(align|sum|permut)", re.I),
+    ),
+    (
+        LINEAR_ATTENTION,
+        re.compile(r"delta_rule|linear_attn|(^|_)(kda|gdn|gla)(_|$)|selective_scan|mamba", re.I),
     ),
     (
         ATTENTION,
@@ -101,10 +107,13 @@ _KERNELS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
 )
 _OPERATORS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    (LINEAR_ATTENTION, re.compile(r"delta_rule|chunk_(gdn|kda|gla)", re.I)),
     (
         ATTENTION,
         re.compile(
-            r"titanbench::attention|scaled_dot_product|flash_attn|_attention|flex_att", re.I
+            r"titanbench::attention|titanbench::choose_entries|scaled_dot_product|flash_attn"
+            r"|_attention|flex_att",
+            re.I,
         ),
     ),
     (GROUPED_GEMM, re.compile(r"grouped_mm|grouped_gemm|titanbench::mxfp8_grouped_mm", re.I)),
@@ -141,10 +150,11 @@ _CONTEXTS: tuple[tuple[str, re.Pattern[str]], ...] = (
         OPTIMIZER,
         re.compile(r"^Optimizer\.|^#* ?opt(imizer)?(imizer_step)? ?#*$|optimizer_step", re.I),
     ),
+    (LINEAR_ATTENTION, re.compile(r"titanbench::delta_rule")),
     (
         ATTENTION,
         re.compile(
-            r"titanbench::attention|scaled_dot_product|ScaledDotProduct|flash_attn|FlashAttn"
+            r"titanbench::(\w*attention|choose_entries)|scaled_dot_product|ScaledDotProduct|flash_attn|FlashAttn"
             r"|_flash_attention|_efficient_attention|flex_attention",
             re.I,
         ),
@@ -152,7 +162,10 @@ _CONTEXTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (GROUPED_GEMM, re.compile(r"grouped_mm|grouped_gemm|GroupedMm|GroupedGemm", re.I)),
     (
         CONVOLUTION,
-        re.compile(r"^aten::(cudnn_|miopen_)?_?convolution|ConvolutionBackward|^aten::conv\dd"),
+        re.compile(
+            r"^aten::(cudnn_|miopen_)?_?convolution|ConvolutionBackward|^aten::conv\dd"
+            r"|titanbench::short_convolution"
+        ),
     ),
     (QUANTIZATION, re.compile(r"titanbench::mxfp8|mx_linear|float8_linear", re.I)),
     (

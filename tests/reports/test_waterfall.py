@@ -70,13 +70,15 @@ def test_causality_tells_attention_inside_a_term():
             "attention": {"full": 100.0, "causal": 50.0},
             "head": {"full": 20.0, "causal": 20.0},
             "mtp": {"full": 140.0, "causal": 100.0},
+            "linear_attention_state": {"full": 80.0, "causal": 80.0},
         }
     )
 
     assert parts == {
-        "matrix products": pytest.approx(120 / 320),
-        "attention": pytest.approx(180 / 320),
-        "head and loss": pytest.approx(20 / 320),
+        "matrix products": pytest.approx(120 / 400),
+        "attention": pytest.approx(180 / 400),
+        "head and loss": pytest.approx(20 / 400),
+        "linear attention": pytest.approx(80 / 400),
     }
 
 

@@ -38,6 +38,8 @@ from tests.traces.kineto import event, kernel, launch, write
         ("nccldevkernel_reducescatter", "communication"),
         ("vllm::cross_device_reduce_2stage", "communication"),
         ("gemm_kernel_xpu_dpas", "gemm"),
+        ("chunk_gated_delta_rule_fwd_kernel_h_blockdim64", "linear_attention"),
+        ("chunk_kda_fwd_kernel_intra", "linear_attention"),
         ("something_else", "other"),
     ],
 )
@@ -50,6 +52,11 @@ def test_kernels_of_every_vendor_find_their_class(name: str, expected: str) -> N
     [
         ("titanbench::attention", "attention", "attention"),
         ("titanbench::attention_backward", "attention", "attention"),
+        ("titanbench::chosen_attention", "attention", "attention"),
+        ("titanbench::choose_entries", "attention", "attention"),
+        ("titanbench::delta_rule", "linear_attention", "linear_attention"),
+        ("titanbench::delta_rule_transition", "linear_attention", "linear_attention"),
+        ("titanbench::short_convolution", "convolution", "convolution"),
         ("titanbench::grouped_mm", "grouped_gemm", "grouped_gemm"),
         ("titanbench::mxfp8_linear", "quantization", "quantization"),
         ("titanbench::mxfp8_grouped_mm", "grouped_gemm", "grouped_gemm"),

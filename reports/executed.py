@@ -11,8 +11,15 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from bench.record import RunRecord
-from reports.traces.classify import ATTENTION, EMBEDDING_LOSS, GEMM, operator_class
+from reports.traces.classify import (
+    ATTENTION,
+    EMBEDDING_LOSS,
+    GEMM,
+    LINEAR_ATTENTION,
+    operator_class,
+)
 
+LINEAR_PART = "linear attention"
 HEAD, PRODUCTS, ATTENTION_PART = "head and loss", "matrix products", "attention"
 
 
@@ -20,8 +27,9 @@ class Executed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Times in ms per step, mean over ranks, at the peak.
 
     by_class: executed FLOPs without recomputation; the head's product counts under the class that
-    has its time. beyond: executed less model FLOPs by part; negative where the convention counts
-    FLOPs that are not executed, as in the masked half of causal attention.
+    has its time, and linear attention executes the model's where nothing of it is counted.
+    beyond: executed less model FLOPs by part; negative where the convention counts FLOPs that are
+    not executed, as in the masked half of causal attention.
     """
 
     by_class: dict[str, float]
@@ -42,6 +50,9 @@ def executed(record: RunRecord, flops_ms: Mapping[str, float]) -> Executed | Non
     if head:
         by_class[GEMM] -= head
         by_class[EMBEDDING_LOSS] += head
+    linear = flops_ms.get(LINEAR_PART, 0.0)
+    if linear and not by_class.get(LINEAR_ATTENTION):  # its operators may count no FLOPs
+        by_class[LINEAR_ATTENTION] = linear
     attention = by_class.get(ATTENTION, 0.0) - flops_ms.get(ATTENTION_PART, 0.0)
     rest = sum(by_class.values()) - sum(flops_ms.values()) - attention
     return Executed(

@@ -90,6 +90,20 @@ def test_padding_takes_its_share_of_the_products_time_from_all_their_bars() -> N
     assert bars["non-model FLOPs"] == pytest.approx(2.0 - 0.1 * 9)
 
 
+def test_linear_attention_without_counted_flops_executes_the_models() -> None:
+    model_ms = {
+        "matrix products": 4.0,
+        "linear attention": 2.0,
+        "attention": 3.0,
+        "head and loss": 1,
+    }
+    counted = executed(record(), model_ms)
+
+    assert counted is not None
+    assert counted.by_class["linear_attention"] == 2.0
+    assert counted.beyond["matrix products"] == pytest.approx(2.0 + 2.0)
+
+
 def test_without_flops_by_operator_nothing_is_said_of_classes() -> None:
     assert executed(record(flops_by_operator=None), MODEL_MS) is None
     assert executed(record(recomputed_flops_by_operator=None), MODEL_MS) is None

@@ -74,7 +74,11 @@ def head_gradient(model: str = "deepseek_v3") -> int:
     return FLOAT32_BYTES * MODELS[model].vocab_size * MODELS[model].dim
 
 
-@pytest.mark.parametrize("precision", [FP32, BF16_STATES], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "precision",
+    [FP32, pytest.param(BF16_STATES, marks=pytest.mark.exhaustive)],
+    ids=["float32", "bfloat16"],
+)
 @pytest.mark.parametrize(("world_size", "plan"), STATES, ids=str)
 def test_states_are_those_of_the_closed_form(
     pools: dict[int, RankPool],

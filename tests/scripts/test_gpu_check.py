@@ -10,7 +10,7 @@ import pytest
 from bench.record import read_record
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.end_to_end
+pytestmark = [pytest.mark.end_to_end, pytest.mark.exhaustive]
 
 
 def test_small_check_on_a_cpu(tmp_path: Path) -> None:

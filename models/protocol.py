@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from models.batch import Context, Losses
 from models.counts import FlopsLedger, ParameterCounts
+from models.layers.encoder import Encoder
 from models.layers.head import OutputHead
 from models.layers.linear import Embedding
 from models.layers.moe import MoE
@@ -26,9 +27,9 @@ from models.layers.mtp import shift_labels, shift_tokens
 from models.layers.norm import Norm
 
 State = tuple[Tensor, ...]
-"""What flows from part to part: nothing before the embedding, (x_BSD,) through the layers,
-(x_BSD, hidden states of the prediction heads so far) through MTP modules, and before the head the
-hidden states (B,S,D) alone, one per prediction head."""
+"""What flows from part to part: nothing before the embedding, x_BSD through the layers, with
+what else `num_streams` counts, (x_BSD, hidden states of the prediction heads so far) through MTP
+modules, and before the head the hidden states (B,S,D) alone, one per prediction head."""
 
 
 class NamedBlock(NamedTuple):
@@ -88,8 +89,9 @@ class ModelConfig(Protocol):
 class Model(nn.Module, ABC):
     """A network that turns a batch into losses.
 
-    A pipeline stage is the same class with some parts absent: `embedding`, `norm` and `head` may be
-    None, and so may entries of `layers` and `mtp`. Names of parameters are those of the whole.
+    A pipeline stage is the same class with some parts absent: `encoder`, `embedding`, `norm` and
+    `head` may be None, and so may entries of `layers` and `mtp`. Names of parameters are those of
+    the whole.
     """
 
     config: ModelConfig
@@ -101,8 +103,6 @@ class Model(nn.Module, ABC):
     """MTP modules, called as module(x_BSD, embedding_BSD, context); may be empty."""
     head: OutputHead | None
     mtp_loss_weight: float = 0.0
-    indivisible: str = ""
-    """Why pipeline stages cannot divide the network; empty where they can."""
 
     @abstractmethod
     def context(self, positions_BS: Tensor) -> Context:
@@ -115,6 +115,14 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def last_hidden(self, x_BSD: Tensor) -> Tensor:
         """The final norm: what the main prediction head sees of the last layer's output."""
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """The network beside the layers, if there is one and it is here."""
+        return None
+
+    def drop_encoder(self) -> None:
+        """Make this a stage without the encoder."""
 
     @property
     def ties_embedding(self) -> bool:
@@ -186,7 +194,11 @@ class Model(nn.Module, ABC):
         return self.head(hidden, [labels_BS, *shifted], self.mtp_loss_weight)
 
     def blocks(self) -> list[NamedBlock]:
-        """The layers and then the MTP modules that are here, in order of execution."""
+        """All units that are here, in order of execution: an encoder's, then the sequence's."""
+        return self.sequence_blocks()
+
+    def sequence_blocks(self) -> list[NamedBlock]:
+        """The layers and then the MTP modules that are here: what works on the tokens' stream."""
         layers = [NamedBlock(f"layers.{i}", layer) for i, layer in enumerate(self.layers)]
         modules = [NamedBlock(f"mtp.{i}", module) for i, module in enumerate(self.mtp)]
         return [named for named in layers + modules if named.block is not None]

@@ -6,22 +6,21 @@ first tokens' embeddings would. Its pixels are noise from the id of its first to
 nothing of what follows, and packed documents have the images that they have apart. Targets stay
 those of the text. With interval 0, as in the presets, there are no images and the tower is idle.
 
-Features of three layers of the tower are added to the stream after the first three layers.
+Features of three layers of the tower are added to the stream after the first three layers; until
+then they are part of the state, beside the stream.
 
-B batch, S sequence, D model width, C blocks of a row, N features (and tokens) of an image.
+B batch, S sequence, D model width.
 """
 
-from typing import NamedTuple
-
-import torch
 from msgspec import structs
 from torch import Tensor
 
-from models.batch import Context
+from models.batch import NO_TOKEN, Context
 from models.counts import FlopsLedger, FlopsTerm, ParameterCounts
 from models.decoder import Decoder, Rotary
+from models.layers.images import Images, ImageTower, image_flops_per_token, place_images
 from models.layers.rotary import interleaved_context
-from models.layers.vision import VisionConfig, VisionTower
+from models.layers.vision import VisionConfig
 from models.protocol import NamedBlock, State
 from models.qwen3 import (
     QWEN3_1_7B,
@@ -77,74 +76,15 @@ class Qwen3VLConfig(Qwen3Config, frozen=True, kw_only=True, forbid_unknown_field
         ledger = super().flops_per_token(sequence_length)
         if not self.image_interval:
             return ledger
-        num_images = sequence_length // self.image_interval
-        flops = num_images * self.vision.flops_per_image() // sequence_length
+        flops = image_flops_per_token(self.vision, self.image_interval, sequence_length)
         terms = ledger.terms | {"vision": FlopsTerm(full=flops, causal=flops)}
         return structs.replace(ledger, terms=terms)
-
-
-class Images(NamedTuple):
-    """Where images stand in a batch; shapes depend on that of the batch alone."""
-
-    mask_BS: Tensor
-    """bool: an image's feature stands here."""
-    axes_ABS: Tensor
-    """int64 positions on the axes of time, row and column."""
-    starts_BC: Tensor
-    """int64 first token of each image; of a block that is none, 0."""
-    valid_BC: Tensor
-    """bool: there is such a block."""
-
-    def add(self, x_BSD: Tensor, features: Tensor) -> Tensor:
-        """x plus the features (B C,N,D) at their tokens."""
-        B, S, _ = x_BSD.shape
-        N = features.shape[1]
-        features = features * self.valid_BC.flatten()[:, None, None]
-        tokens_BCN = self.starts_BC[..., None] + torch.arange(N, device=x_BSD.device)
-        tokens_BCN = tokens_BCN + S * torch.arange(B, device=x_BSD.device)[:, None, None]
-        x_TD = x_BSD.flatten(0, 1).index_add(0, tokens_BCN.flatten(), features.flatten(0, 1))
-        return x_TD.view_as(x_BSD)
-
-
-def place_images(positions_BS: Tensor, interval: int, vision: VisionConfig) -> Images:
-    """The images of packed documents.
-
-    An image counts as many positions as its longer side has features, as in the reference.
-    """
-    B, S = positions_BS.shape
-    N, (rows, columns) = vision.num_features, (side // vision.merge for side in vision.grid)
-    block, place = positions_BS // interval, positions_BS % interval
-    ends = torch.arange(S, device=positions_BS.device) + interval - 1 - place
-    last = positions_BS.gather(1, ends.clamp_max(S - 1))
-    complete = (ends < S) & (last == positions_BS + interval - 1 - place)
-    mask_BS = complete & (place < N)
-    saved = N - max(rows, columns)
-    base = positions_BS - block * saved
-    text = base - saved * (complete & (place >= N))
-    start = base - place
-    image = torch.stack((start, start + place // columns, start + place % columns))
-    closed_BS = (complete & (place == interval - 1)).cumsum(1)
-    number_BC = torch.arange(1, S // interval + 1, device=positions_BS.device).expand(B, -1)
-    ends_BC = torch.searchsorted(closed_BS, number_BC.contiguous())
-    valid_BC = ends_BC < S
-    starts_BC = (ends_BC + 1 - interval) * valid_BC
-    return Images(mask_BS, torch.where(mask_BS, image, text), starts_BC, valid_BC)
-
-
-def synthetic_patches(seeds_I: Tensor, vision: VisionConfig) -> Tensor:
-    """(I, patches, values) float32 noise, uniform from -1 to 1: the same for the same seed."""
-    size = vision.num_patches * vision.patch_width
-    x = seeds_I[:, None] * 0x9E3779B1 + torch.arange(size, device=seeds_I.device)
-    for factor in (0x85EBCA6B, 0xC2B2AE35):
-        x = ((x & 0xFFFFFFFF) * factor) & 0xFFFFFFFF
-        x = x ^ (x >> 15)
-    return (x.float() / 2**31 - 1).view(-1, vision.num_patches, vision.patch_width)
 
 
 class Qwen3VL(Decoder):
     """The language model with its tower; see models.protocol."""
 
-    indivisible = "an image's features are needed in several layers of a whole sequence"
+    vision: ImageTower | None
 
     def __init__(self, config: Qwen3VLConfig, routing: str = "learned") -> None:
         super().__init__(
@@ -154,34 +94,58 @@ class Qwen3VL(Decoder):
             tied=config.tied,
         )
         self.vl = config
-        self.vision = VisionTower(config.vision)
+        self.vision = ImageTower(config.vision, config.image_interval)
+
+    @property
+    def encoder(self) -> ImageTower | None:
+        """The tower."""
+        return self.vision
+
+    def drop_encoder(self) -> None:
+        """Leave out the tower."""
+        self.vision = None
 
     def blocks(self) -> list[NamedBlock]:
         """The tower's layers and then the language model's."""
-        layers = enumerate(self.vision.layers)
-        return [NamedBlock(f"vision.layers.{i}", layer) for i, layer in layers] + super().blocks()
+        layers = self.vision.layers if self.vision is not None else ()
+        tower = [NamedBlock(f"vision.layers.{i}", layer) for i, layer in enumerate(layers)]
+        return tower + self.sequence_blocks()
 
-    def advance(self, state: State, tokens_BS: Tensor, positions_BS: Tensor) -> State:
-        """The hidden state (B,S,D) of the whole network."""
-        if not self.vl.image_interval:
-            return super().advance(state, tokens_BS, positions_BS)
-        assert not state, self.indivisible
-        images = place_images(positions_BS, self.vl.image_interval, self.vl.vision)
-        seeds_BC = tokens_BS.gather(1, images.starts_BC)
-        first, *others = self.vision(synthetic_patches(seeds_BC.flatten(), self.vl.vision))
-        context = self._context(positions_BS, images)
-        x_BSD = images.add(self.embed(tokens_BS) * ~images.mask_BS[..., None], first)
-        for number, layer in enumerate(self.layers):
-            x_BSD = layer(x_BSD, context)
-            if number < len(others):
-                x_BSD = images.add(x_BSD, others[number])
-        return (self.last_hidden(x_BSD),)
+    def num_streams(self, layer: int) -> int:
+        """The stream, and the features that this layer and later ones are followed by."""
+        features = len(self.vl.vision.deepstack_layers) if self.vl.image_interval else 0
+        return 1 + max(features - layer, 0)
 
-    def _context(self, positions_BS: Tensor, images: Images) -> Context:
+    def context(self, positions_BS: Tensor) -> Context:
+        """What the blocks of one forward pass share, and where the images are."""
         config = self.vl
-        return interleaved_context(
+        if not config.image_interval:
+            return super().context(positions_BS)
+        images = place_images(positions_BS, config.image_interval, config.vision)
+        context = interleaved_context(
             positions_BS, images.axes_ABS, config.rope_theta, config.rope_sections
         )
+        return context._replace(family=images)
+
+    def advance(self, state: State, tokens_BS: Tensor, positions_BS: Tensor) -> State:
+        """The state after the parts that are here, from the state before them; all but the head."""
+        if not self.vl.image_interval:
+            return super().advance(state, tokens_BS, positions_BS)
+        context = self.context(positions_BS)
+        x_BSD, *features = state or self._embed_with_images(tokens_BS, context)
+        for layer in self.layers:
+            if layer is not None:
+                x_BSD = layer(x_BSD, context)
+                if features:
+                    x_BSD = x_BSD + features.pop(0)
+        return (x_BSD, *features) if self.norm is None else (self.last_hidden(x_BSD),)
+
+    def _embed_with_images(self, tokens_BS: Tensor, context: Context) -> State:
+        """The stream that enters the first layer, and the features for after the first layers."""
+        assert self.vision is not None
+        images: Images = context.family
+        first, *others = self.vision(tokens_BS, context)
+        return (self.embed(tokens_BS.masked_fill(images.mask_BS, NO_TOKEN)) + first, *others)
 
 
 def _with_vision(text: Qwen3Config, vision: VisionConfig) -> Qwen3VLConfig:

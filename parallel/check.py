@@ -26,8 +26,6 @@ def check_layout(model: Model, plan: ParallelPlan) -> None:
             f"plan.schedule={plan.schedule}: the MTP modules take the embedding that is also the "
             "head, which a backward in two parts does not allow; plan.schedule=Interleaved1F1B does"
         )
-    if plan.pp > 1 and model.indivisible:
-        raise ValueError(f"plan.pp={plan.pp}: {model.indivisible}; plan.pp=1 works")
     if plan.expert_overlap and all(moe.shared is None for _, moe in model.moe_layers()):
         raise ValueError(
             "plan.expert_overlap=True: the model has no shared expert to compute while tokens "
@@ -50,7 +48,7 @@ def check_layout(model: Model, plan: ParallelPlan) -> None:
 def _check_plans(model: Model, tp: int) -> None:
     """A block without heads to divide would see its part of the sequence as if it were whole."""
     with_heads = {layer.name for layer in planned_layers(model) if layer.plan.heads}
-    for name, _ in model.blocks():
+    for name, _ in model.sequence_blocks():
         if not any(layer.startswith(f"{name}.") for layer in with_heads):
             raise ValueError(
                 f"plan.tp={tp}: {name} does not say which heads of it tensor parallelism divides; "

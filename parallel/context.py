@@ -161,13 +161,18 @@ def spread_sequence(model: Model, mesh: DeviceMesh, method: ContextMethod) -> No
             replace_forward(module, HaloConvolution(module, chunks, group))
     if model.embedding is not None:
         model.embedding.register_forward_pre_hook(lambda _, args: (chunks.take(args[0]),))
+    if model.encoder is not None:
+        # Before tensor parallelism's hook, which divides what this one leaves.
+        model.encoder.register_forward_hook(_take_features(chunks), prepend=True)
     if model.head is not None:
         model.head.register_forward_pre_hook(_take_labels(chunks))
     whole_context = model.context
 
     def context(positions_BS: Tensor) -> Context:
-        # Rotations are those of this rank's tokens, documents those of all keys.
-        return whole_context(chunks.take(positions_BS))._replace(positions_BS=positions_BS)
+        # Rotations are those of this rank's tokens, documents (and the family's own) of all keys.
+        whole = whole_context(positions_BS)
+        cos_BSR, sin_BSR = chunks.take(whole.cos_BSR), chunks.take(whole.sin_BSR)
+        return whole._replace(cos_BSR=cos_BSR, sin_BSR=sin_BSR)
 
     model.context = context  # type: ignore[method-assign]
 
@@ -179,7 +184,7 @@ def sequence_mixers(model: Model, num_ranks: int) -> list[nn.Module]:
         ValueError: if a block has none that can be divided.
     """
     found: list[nn.Module] = []
-    for name, block in model.blocks():
+    for name, block in model.sequence_blocks():
         mixers = [module for module in block.modules() if isinstance(module, MIXERS)]
         if not any(isinstance(module, MIXES_ALL) for module in mixers):
             raise ValueError(
@@ -203,6 +208,13 @@ def divide_attention(
     attention: Attention = kind(core, chunks, group)
     core.exchange = attention.exchange  # type: ignore[method-assign]
     replace_forward(core, attention)
+
+
+def _take_features(chunks: Chunks) -> Any:
+    def take(_: nn.Module, args: Any, features: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(chunks.take(x_BSD) for x_BSD in features)
+
+    return take
 
 
 def _take_labels(chunks: Chunks) -> Any:

@@ -1,10 +1,10 @@
 """Pipeline stages: which parts of a model each one holds, balanced by cost.
 
-Parts are the embedding, each layer, each MTP module and the head; the final norm goes with the part
-after the last layer. A stage that holds an MTP module has the embedding a second time, for it takes
-the embedding of later tokens; so has the stage of a head that is the embedding. The alternative,
-sending the embedding's output along, would double what travels over every boundary and keep it
-alive in every stage.
+Parts are the embedding, each layer, each MTP module and the head; an encoder goes with the
+embedding, the final norm with the part after the last layer. A stage that holds an MTP module has
+the embedding a second time, for it takes the embedding of later tokens; so has the stage of a head
+that is the embedding. The alternative, sending the embedding's output along, would double what
+travels over every boundary and keep it alive in every stage.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from models.counts import FORWARD_AND_BACKWARD
 from models.layers.attention import Attending
 from models.layers.moe import MoE
 from models.protocol import Model, ModelConfig
@@ -31,7 +32,7 @@ class PartCost(NamedTuple):
     @property
     def total(self) -> int:
         """Forward and backward."""
-        return 3 * (self.linear + self.attention)
+        return FORWARD_AND_BACKWARD * (self.linear + self.attention)
 
 
 def part_names(config: ModelConfig) -> list[str]:
@@ -41,16 +42,21 @@ def part_names(config: ModelConfig) -> list[str]:
     return ["embedding", *layers, *modules, "head"]
 
 
-def part_costs(model: Model, sequence_length: int) -> dict[str, PartCost]:
+def part_costs(
+    model: Model, sequence_length: int, *, num_sequence_parts: int = 1
+) -> dict[str, PartCost]:
     """Return the cost of each part of a whole model, before anything is laid out.
 
     Two FLOPs per active parameter, attention over what causality leaves (models.counts), the head
-    once per prediction head; looking a token up counts as one product per value.
+    once per prediction head; looking a token up counts as one product per value, an encoder's
+    attention as products. An encoder works whole on each rank that has a part of a sequence.
     """
     assert model.head is not None, "costs are those of a whole model"
     blocks = dict(model.blocks())
     heads = 1 + len(model.mtp)
-    costs = {"embedding": PartCost(2 * model.config.dim)}
+    encoding = model.encoder.flops_per_token(sequence_length) if model.encoder else 0
+    encoding = num_sequence_parts * encoding // FORWARD_AND_BACKWARD
+    costs = {"embedding": PartCost(2 * model.config.dim + encoding)}
     for name in part_names(model.config)[1:-1]:
         block = blocks[name]
         costs[name] = PartCost(2 * _active_parameters(block), _attention(block, sequence_length))
@@ -159,9 +165,15 @@ class Placement(NamedTuple):
         return "embedding" in parts or with_mtp or (self.tied and "head" in parts)
 
 
-def place(model: Model, num_stages: int, sequence_length: int) -> Placement:
-    """Balance the parts of a whole meta-device model over ``num_stages`` stages."""
-    costs = part_costs(model, sequence_length)
+def place(
+    model: Model, num_stages: int, sequence_length: int, *, num_sequence_parts: int = 1
+) -> Placement:
+    """Balance the parts of a whole meta-device model over ``num_stages`` stages.
+
+    Args:
+        num_sequence_parts: parts of a sequence on different ranks, of cp x tp.
+    """
+    costs = part_costs(model, sequence_length, num_sequence_parts=num_sequence_parts)
     names = list(costs)
     ranges = split([cost.total for cost in costs.values()], num_stages)
     stages = [[names[i] for i in indices] for indices in ranges]
@@ -211,6 +223,8 @@ def _keep_parts(model: Model, kept: Sequence[str], *, embedding: bool) -> None:
                 modules.register_module(str(index), None)
     if not embedding:
         model.embedding = None
+    if "embedding" not in kept:
+        model.drop_encoder()
     if after_layers(model.config) not in kept:
         model.norm = None
     if "head" not in kept:

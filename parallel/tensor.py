@@ -34,6 +34,8 @@ def divide(model: Model, mesh: DeviceMesh) -> None:
         _divide_embedding(model.embedding, mesh)
     if model.head is not None:
         _divide_head(model.head, mesh)
+    if model.encoder is not None:
+        _divide_features(model.encoder, mesh)
     if tied:
         model.tie_embedding()
 
@@ -62,7 +64,7 @@ def planned_layers(model: Model) -> Iterator[PlannedLayer]:
         for child_name, child in module.named_children():
             yield from search(f"{name}.{child_name}", child)
 
-    for name, block in model.blocks():
+    for name, block in model.sequence_blocks():
         yield from search(name, block)
 
 
@@ -105,6 +107,17 @@ def _divide_embedding(embedding: Embedding, mesh: DeviceMesh) -> None:
     embedding.weight = divide_weight(embedding.weight, mesh, 0)
     embedding.first_row = mesh.get_local_rank() * local(embedding.weight).shape[0]
     embedding.register_forward_hook(lambda _, args, out: reduce_scatter_sequence(out, group))
+
+
+def _divide_features(encoder: nn.Module, mesh: DeviceMesh) -> None:
+    """Every rank has the whole output, and a use, and so a gradient, of its part alone."""
+    parts, rank = mesh.size(), mesh.get_local_rank()
+
+    def take(_: nn.Module, args: Any, features: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        # Copies: a view would keep the whole.
+        return tuple(x_BSD.chunk(parts, dim=1)[rank].clone() for x_BSD in features)
+
+    encoder.register_forward_hook(take)
 
 
 def _divide_head(head: OutputHead, mesh: DeviceMesh) -> None:

@@ -34,7 +34,13 @@ def build_whole(workload: Workload) -> Model:
 
 def place_stages(workload: Workload) -> Placement:
     """Return which parts of the workload's model each pipeline stage holds."""
-    return place(build_whole(workload), workload.plan.num_stages, workload.sequence_length)
+    plan = workload.plan
+    return place(
+        build_whole(workload),
+        plan.num_stages,
+        workload.sequence_length,
+        num_sequence_parts=plan.num_sequence_parts,
+    )
 
 
 def _lay_out(model: Model, workload: Workload, meshes: Meshes, device: torch.device) -> None:

@@ -150,7 +150,7 @@ class Merger(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """Patches (I,P,values) to features (I,N,O): for the embedding, then for the first layers."""
+    """The parameters of a tower and its work on patches; what calls it says which there are."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -163,7 +163,8 @@ class VisionTower(nn.Module):
             Merger(config, norm_squares=True) for _ in config.deepstack_layers
         )
 
-    def forward(self, patches: Tensor) -> list[Tensor]:
+    def features(self, patches: Tensor) -> list[Tensor]:
+        """Patches (I,P,values) to features (I,N,O): for the embedding, then the first layers."""
         x_IPD = self.patch_proj(patches.to(self.patch_proj.weight.dtype))
         x_IPD = x_IPD + self._positions(x_IPD.device).to(x_IPD.dtype)
         context = self._context(x_IPD.device)

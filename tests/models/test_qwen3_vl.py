@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from models import qwen3_vl
 from models.layers.attention import AttentionCore
+from models.layers.images import place_images, synthetic_patches
 from models.layers.vision import VisionConfig
 from models.ops.attention import attention
 from models.protocol import Model
@@ -16,11 +17,7 @@ from models.qwen3_vl import (
     QWEN3_VL_DENSE_PROXY,
     QWEN3_VL_PROXY,
     Qwen3VLConfig,
-    place_images,
-    synthetic_patches,
 )
-from parallel.check import check_layout
-from parallel.plan import ParallelPlan
 from tests.models.helpers import build, pack, relative_error
 from tests.models.model_facts import LENGTHS, facts_of
 
@@ -373,20 +370,3 @@ def test_a_layer_of_the_tower_compiles_whole_and_computes_the_same() -> None:
 
     for mine, other in zip(compiled.parameters(), eager.parameters(), strict=True):
         assert relative_error(mine.grad, other.grad) < 1e-4
-
-
-@pytest.mark.parametrize(
-    ("axis", "reason"),
-    [
-        ("tp", "vision.layers.0 does not say which heads"),
-        ("cp", "vision.layers.0 meet in a way"),
-        ("pp", "an image's features are needed in several layers"),
-    ],
-)
-def test_a_plan_that_would_divide_a_sequence_or_the_layers_is_refused(
-    axis: str, reason: str
-) -> None:
-    with torch.device("meta"):
-        model = QWEN3_VL_PROXY.build()
-    with pytest.raises(ValueError, match=reason):
-        check_layout(model, ParallelPlan(**{axis: 2, "microbatches": 2}))

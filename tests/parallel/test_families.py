@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from models.deepseek_v2 import DEEPSEEK_V2_PROXY
 from models.deepseek_v4 import DEEPSEEK_V4_PROXY
@@ -14,6 +15,7 @@ from models.muse_glimmer import MUSE_GLIMMER_PROXY
 from models.protocol import ModelConfig
 from models.qwen3 import QWEN3_DENSE_PROXY, QWEN3_PROXY
 from models.qwen3_5 import QWEN3_5_DENSE_PROXY, QWEN3_5_PROXY
+from models.qwen3_vl import QWEN3_VL_DENSE_PROXY, QWEN3_VL_PROXY
 from parallel.check import check_layout
 from parallel.plan import ParallelPlan
 from tests.parallel.cases import FP32, train
@@ -35,6 +37,9 @@ FAMILIES = {
     "qwen3_dense": QWEN3_DENSE_PROXY,
     "qwen3_5": QWEN3_5_PROXY,
     "qwen3_5_dense": QWEN3_5_DENSE_PROXY,
+    # Images of 16 tokens across the cuts at 32 and 48.
+    "qwen3_vl": replace(QWEN3_VL_PROXY, image_interval=20),
+    "qwen3_vl_dense": replace(QWEN3_VL_DENSE_PROXY, image_interval=20),
 }
 PLANS: list[dict[str, Any]] = [
     {"tp": 2},

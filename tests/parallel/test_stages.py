@@ -13,6 +13,7 @@ from models.deepseek_v3 import DEEPSEEK_V3_671B_MTP1
 from models.initialization import collect_inits, initialize
 from models.muse_spark import MUSE_SPARK
 from models.protocol import Model
+from models.qwen3_vl import QWEN3_VL_PROXY
 from parallel.stages import (
     Boundary,
     boundary,
@@ -24,9 +25,10 @@ from parallel.stages import (
     split,
     stage_durations,
 )
-from tests.parallel.cases import MODELS
+from tests.parallel.cases import MODELS as DECODERS
 from workloads.data import open_data
 
+MODELS = {**DECODERS, "qwen3_vl": replace(QWEN3_VL_PROXY, image_interval=20)}
 LARGE = {"deepseek_v3": DEEPSEEK_V3_671B_MTP1, "muse_spark": MUSE_SPARK}
 COSTS = st.lists(st.integers(0, 50), min_size=1, max_size=9)
 

@@ -27,10 +27,10 @@ def frame(file: str, line: int, name: str) -> dict[str, Any]:
 
 CALL = frame("/env/site-packages/torch/nn/modules/module.py", 1782, "_call_impl")
 LINEAR = frame("/env/site-packages/torch/nn/modules/linear.py", 130, "forward")
-MODEL = frame("/home/user/project/models/moe.py", 88, "forward")
+MODEL = frame("/src/project/models/moe.py", 88, "forward")
 ENGINE = frame("/env/site-packages/torch/autograd/graph.py", 841, "_engine_run_backward")
 ADAM = frame("/env/site-packages/torch/optim/adam.py", 190, "_init_group")
-TRAIN = frame("/home/user/project/train.py", 20, "step")
+TRAIN = frame("/src/project/train.py", 20, "step")
 FORWARD = [LINEAR, CALL, MODEL, CALL, TRAIN]
 OPTIMIZER = [ADAM, TRAIN]
 RECOMPUTED = [LINEAR, CALL, ENGINE, TRAIN]

@@ -19,6 +19,7 @@ SETTINGS = [
 ]
 
 pytestmark = pytest.mark.end_to_end
+exhaustive = pytest.mark.exhaustive
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +56,17 @@ def base(out) -> Path:
     ("what", "cause", "item", "words"),
     [
         ("attention", COMPUTE, "attention", "the operator class attention"),
-        ("collective", TRANSFER, "all_reduce", "the collective all_reduce"),
+        pytest.param(
+            "collective", TRANSFER, "all_reduce", "the collective all_reduce", marks=exhaustive
+        ),
         ("rank", LATE, "rank 1", "rank 1, which the others wait for"),
-        ("host", HOST, "", "the host, which leaves the device nothing to do"),
+        pytest.param(
+            "host",
+            HOST,
+            "",
+            "the host, which leaves the device nothing to do",
+            marks=exhaustive,
+        ),
     ],
 )
 def test_what_was_slowed_down_is_named_first(out, base, monkeypatch, what, cause, item, words):

@@ -61,7 +61,9 @@ def train_in_float64(workload: Workload) -> Steps:
         return train(workload)
 
 
-@pytest.fixture(scope="module", params=["deepseek_v3", "muse_spark"])
+@pytest.fixture(
+    scope="module", params=["deepseek_v3", pytest.param("muse_spark", marks=pytest.mark.exhaustive)]
+)
 def model(request: pytest.FixtureRequest) -> str:
     return request.param
 

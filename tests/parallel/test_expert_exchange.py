@@ -55,7 +55,9 @@ PIPELINES: list[Any] = [
 ]
 
 
-@pytest.fixture(scope="module", params=["deepseek_v3", "muse_spark"])
+@pytest.fixture(
+    scope="module", params=["deepseek_v3", pytest.param("muse_spark", marks=exhaustive)]
+)
 def model(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.distributed
     ("model", "precision"),
     [
         ("deepseek_v3", Precision(quantization="mxfp8")),
-        ("muse_spark", Precision()),
+        pytest.param("muse_spark", Precision(), marks=pytest.mark.exhaustive),
     ],
 )
 def test_loss_falls_on_text(two_ranks: RankPool, model: str, precision: Precision) -> None:

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.distributed
 FLOAT32_BYTES = 4
 SCALARS_BYTES = 64
 BF16_STATES = Precision(compute="float32", optimizer_states="bfloat16")
+EACH_MODEL: list[Any] = ["deepseek_v3", pytest.param("muse_spark", marks=pytest.mark.exhaustive)]
 Run = Callable[..., list[Memory]]
 
 NO_MTP: dict[str, dict[str, int]] = {"deepseek_v3": {"num_mtp_layers": 0}, "muse_spark": {}}
@@ -127,7 +128,7 @@ def test_between_microbatches_gradients_are_whole_or_in_shards(
         assert 0 <= waiting - expected <= SCALARS_BYTES
 
 
-@pytest.mark.parametrize("model", ["deepseek_v3", "muse_spark"])
+@pytest.mark.parametrize("model", EACH_MODEL)
 @pytest.mark.parametrize("plan", [{}, {"ep": 2}], ids=str)
 def test_the_peak_halves_over_two_shards(run: Run, model: str, plan: dict[str, Any]) -> None:
     """But for what is whole on every rank while it is used: weights that were gathered, their
@@ -141,7 +142,7 @@ def test_the_peak_halves_over_two_shards(run: Run, model: str, plan: dict[str, A
         assert 0 <= beyond_half <= whole
 
 
-@pytest.mark.parametrize("model", ["deepseek_v3", "muse_spark"])
+@pytest.mark.parametrize("model", EACH_MODEL)
 @pytest.mark.parametrize("plan", [{}, {"dp_replicate": 2}, {"ep": 2}], ids=str)
 def test_activations_are_divided_by_data_ranks(run: Run, model: str, plan: dict[str, Any]) -> None:
     """All but the head's gradient, which has the size of its weight.
@@ -156,7 +157,7 @@ def test_activations_are_divided_by_data_ranks(run: Run, model: str, plan: dict[
         assert found == pytest.approx(expected, rel=0.01 if "ep" in plan else 0.001)
 
 
-@pytest.mark.parametrize("model", ["deepseek_v3", "muse_spark"])
+@pytest.mark.parametrize("model", EACH_MODEL)
 @pytest.mark.parametrize(
     ("plan", "most"),
     [
@@ -184,7 +185,7 @@ def test_activations_are_divided_by_tensor_and_context_ranks(
         assert least <= share <= most
 
 
-@pytest.mark.parametrize("model", ["deepseek_v3", "muse_spark"])
+@pytest.mark.parametrize("model", EACH_MODEL)
 def test_full_rematerialization_keeps_the_inputs_of_blocks(
     pools: dict[int, RankPool], model: str
 ) -> None:

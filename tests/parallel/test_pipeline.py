@@ -89,7 +89,9 @@ def described(workload: Workload) -> dict[str, Any]:
     return Trainer(workload, torch.device("cpu")).describe_pipeline()
 
 
-@pytest.fixture(scope="module", params=["deepseek_v3", "muse_spark"])
+@pytest.fixture(
+    scope="module", params=["deepseek_v3", pytest.param("muse_spark", marks=exhaustive)]
+)
 def model(request: pytest.FixtureRequest) -> str:
     return request.param
 

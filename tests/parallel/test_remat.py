@@ -16,6 +16,7 @@ from tests.rank_pool import RankPool
 from workloads.workload import Workload
 
 pytestmark = pytest.mark.distributed
+EACH_MODEL: list[Any] = ["deepseek_v3", pytest.param("muse_spark", marks=pytest.mark.exhaustive)]
 REGIONS = ("attention", "delta_rule", "experts", "feed_forward", "projections")
 POLICIES: list[dict[str, Any]] = [
     {"remat": "full"},
@@ -37,7 +38,11 @@ def gradients(workload: Workload) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("model", [DEEPSEEK, MUSE, QWEN3_5_PROXY], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "model",
+    [DEEPSEEK, pytest.param(MUSE, marks=pytest.mark.exhaustive), QWEN3_5_PROXY],
+    ids=lambda x: type(x).__name__,
+)
 def test_every_policy_gives_the_same_gradients_to_the_bit(one_rank: RankPool, model: Any) -> None:
     base = replace(tiny("deepseek_v3", 1), model=model, sequence_length=64, global_batch_size=2)
     (expected,) = one_rank.run(gradients, base)
@@ -56,7 +61,7 @@ def test_saved_regions_hold_where_experts_are_spread(two_ranks: RankPool) -> Non
         assert two_ranks.run(gradients, workload) == expected
 
 
-@pytest.mark.parametrize("model", ["deepseek_v3", "muse_spark"])
+@pytest.mark.parametrize("model", EACH_MODEL)
 def test_attention_and_experts_run_again_only_under_full(one_rank: RankPool, model: str) -> None:
     calls = {
         policy: one_rank.run(count_operators, tiny(model, 1, remat=policy))[0]
@@ -70,7 +75,7 @@ def test_attention_and_experts_run_again_only_under_full(one_rank: RankPool, mod
     assert calls["none"]["aten::mm"] < calls["selective"]["aten::mm"] <= calls["full"]["aten::mm"]
 
 
-@pytest.mark.parametrize("model", ["deepseek_v3", "muse_spark"])
+@pytest.mark.parametrize("model", EACH_MODEL)
 def test_peak_memory_falls_with_each_policy(one_rank: RankPool, model: str) -> None:
     policies: tuple[Remat, ...] = ("none", "selective", "full")
     none, selective, full = (
